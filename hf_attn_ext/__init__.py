@@ -1,0 +1,46 @@
+"""Attention in Hugging Face models: swap it for a linear-time kernel, distil it, keep the quality.
+
+    import hf_attn_ext as hax
+
+    model = hax.convert(model, hax.AttnExtConfig(kernel="flexformer_c", num_features=64))  # and hax.revert(model)
+    AutoModel.from_pretrained("roberta-base", attn_implementation="flexformer")           # attached on first use
+    AutoModelForSequenceClassification.from_pretrained(converted_folder)                  # exact, in a fresh process
+    accelerate launch -m hf_attn_ext.distill --config configs/distill/reviews.yaml
+
+Importing the package registers the attention function and the model types ``attn_ext_<base>`` with transformers, once.
+The parts: :mod:`.attention` (kernels and forms), :mod:`.integration` (transformers), :mod:`.training` (distillation),
+:mod:`.hub` (cards, uploads), :mod:`.cli` (the command ``hf-attn-ext``).
+"""
+
+from .attention import list_kernels, register_kernel
+from .config import AttnExtConfig
+from .errors import AttnExtError
+from .hub.push import push_to_hub
+from .integration import (
+    calibrate,
+    convert,
+    converted_layers,
+    is_converted,
+    peft_modules_to_save,
+    revert,
+    softmax_stream,
+    supported_model_types,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttnExtConfig",
+    "AttnExtError",
+    "calibrate",
+    "convert",
+    "converted_layers",
+    "is_converted",
+    "list_kernels",
+    "peft_modules_to_save",
+    "push_to_hub",
+    "register_kernel",
+    "revert",
+    "softmax_stream",
+    "supported_model_types",
+]

@@ -1,0 +1,30 @@
+"""The feature maps that ship, one file a kernel; importing this package registers them all.
+
+flexformer_s, flexformer_n      the paper's stationary and nonstationary kernels
+flexformer_c                    complex frequencies, the default (ours)
+flexformer_sq                   the squared kernel, never negative (ours)
+hedgehog, performer             the rivals
+uniform                         the control without attention
+"""
+
+from .base import FeatureMap, Features, Side
+from .flexformer_c import FlexformerC
+from .flexformer_n import FlexformerN
+from .flexformer_s import FlexformerS
+from .flexformer_sq import FlexformerSq
+from .hedgehog import Hedgehog
+from .performer import Performer
+from .uniform import Uniform
+
+__all__ = [
+    "FeatureMap",
+    "Features",
+    "FlexformerC",
+    "FlexformerN",
+    "FlexformerS",
+    "FlexformerSq",
+    "Hedgehog",
+    "Performer",
+    "Side",
+    "Uniform",
+]

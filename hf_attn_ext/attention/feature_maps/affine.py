@@ -1,0 +1,49 @@
+"""A learned affine map of queries and one of keys, in front of a feature map.
+
+Softmax does not see ``q -> A q, k -> A^-T k`` nor a shift of all keys; a kernel does, so it pays to learn
+both. Source: ours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..statistics import QKStatistics
+from .moments import matrix_power
+
+
+class AffineMap(nn.Module):
+    """``x -> (x - shift) @ weight`` per head; starts as the identity.
+
+    Args:
+        num_heads: H.
+        head_dim: d.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(num_heads, head_dim))
+        self.weight = nn.Parameter(torch.eye(head_dim).repeat(num_heads, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, H, N, d) to (B, H, N, d)."""
+        return (x - self.shift[:, None, :].to(x.dtype)) @ self.weight.to(x.dtype)
+
+
+@torch.no_grad()
+def balance(query_map: AffineMap, key_map: AffineMap, statistics: QKStatistics) -> Tensor:
+    """Set both maps so that scores keep their softmax and mapped queries and keys have one covariance.
+
+    With A = Cq^-1/2 U S^1/2 and B = Ck^-1/2 V S^1/2 from the SVD Cq^1/2 Ck^1/2 = U S V^T, ``(q A) . (k B) = q . k`` and
+    both covariances become the diagonal S, which is returned as (H, d, d). Keys are centred on their mean,
+    which softmax does not see.
+    """
+    query_covariance, key_covariance = statistics.query_covariance, statistics.key_covariance
+    u, s, vt = torch.linalg.svd(matrix_power(query_covariance, 0.5) @ matrix_power(key_covariance, 0.5))
+    root = s.clamp_min(s[..., :1] * 1e-6).sqrt()[..., None, :]
+    query_map.weight.copy_(matrix_power(query_covariance, -0.5) @ (u * root))
+    key_map.weight.copy_(matrix_power(key_covariance, -0.5) @ (vt.mT * root))
+    query_map.shift.zero_()
+    key_map.shift.copy_(statistics.key_mean)
+    return torch.diag_embed(root.squeeze(-2).square())

@@ -1,0 +1,114 @@
+"""Flexformer_c: complex frequencies, the default kernel. Source: ours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import AttnExtError
+from ..registry import register_kernel
+from ..statistics import QKStatistics
+from .affine import AffineMap
+from .base import FeatureMap, Features, Side
+from .moments import matrix_power
+
+
+@register_kernel("flexformer_c")
+class FlexformerC(FeatureMap):
+    """Exponentials of learned complex frequencies ``u + i a``: ``kernel(x, y) = sum_i e^{u_i.(x+y)} cos(a_i.(x-y))``.
+
+    Fourier features (u = 0), Performer's positive features (a = 0) and all between are in the family. A
+    frequency costs two features, ``e^{u.x} [cos a.x, sin a.x]``, and one where a is held at 0, ``e^{u.x}``;
+    ``complex_share`` says how many of the 2n features belong to complex frequencies. Learned per head: the
+    frequencies, an amplitude each, the weight c of ``|x|^2 / d`` in the exponent, the share b of a key's
+    log-sum over its features that is taken off it again (a key's own amplitude), and an affine map of queries
+    and one of keys. One set of frequencies serves queries and keys; feature_dim is 2n. Prior art: generalised
+    exponential random features (Chefs' Random Tables, 2205.15317), fixed there, learned here; b = 1 is
+    Hedgehog's normalisation.
+
+    Args:
+        num_heads, head_dim, num_features, seed: see :func:`make_feature_map`.
+        rho: floor of the normaliser (``attention/normaliser.py``); not needed at complex_share 0.
+        complex_share: share of the features that belong to complex frequencies, 0 to 1.
+        real_std, imaginary_std: standard deviations of u and of a.
+        key_normaliser: initial b.
+        affine: learn the affine maps.
+        spread: standard deviation of the exponents over real tokens, set by :meth:`calibrate`; None takes 1 +
+            s / 2, where s is the standard deviation of the head's softmax scores.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        num_features: int,
+        seed: int = 0,
+        rho: float = 0.2,
+        complex_share: float = 0.0,
+        real_std: float = 0.3,
+        imaginary_std: float = 0.1,
+        key_normaliser: float = 1.0,
+        affine: bool = True,
+        spread: float | None = None,
+    ) -> None:
+        super().__init__(num_heads, head_dim, num_features, 2 * num_features, rho)
+        if not 0 <= complex_share <= 1:
+            raise AttnExtError(f"complex_share must lie between 0 and 1, got {complex_share!r}")
+        self.num_complex = round(complex_share * num_features)
+        self.signed = self.num_complex > 0
+        self.seed, self.spread = seed, spread
+        frequencies = 2 * num_features - self.num_complex
+        generator = torch.Generator().manual_seed(seed)
+        real = torch.randn(num_heads, frequencies, head_dim, generator=generator)
+        self.real = nn.Parameter(real_std * real)
+        imaginary = torch.randn(num_heads, self.num_complex, head_dim, generator=generator)
+        self.imaginary = nn.Parameter(imaginary_std * imaginary) if self.signed else None
+        self.log_amplitude = nn.Parameter(torch.zeros(num_heads, frequencies))
+        self.norm_weight = nn.Parameter(torch.zeros(num_heads))
+        self.key_normaliser = nn.Parameter(torch.full((num_heads,), key_normaliser))
+        self.query_map = AffineMap(num_heads, head_dim) if affine else None
+        self.key_map = AffineMap(num_heads, head_dim) if affine else None
+        # |cos cos' + sin sin'| <= 1 = 1/2 + 1/2: a pair's bound is spread over its two features
+        bound = torch.ones(2 * num_features)
+        bound[: 2 * self.num_complex] = 0.5**0.5
+        self.register_buffer("bound", bound, persistent=False)
+
+    def forward(self, x: Tensor, side: Side) -> Features:
+        if self.query_map is not None:
+            x = self.query_map(x) if side == "query" else self.key_map(x)
+        exponent = x @ self.real.to(x.dtype).mT + self.log_amplitude.to(x.dtype)[:, None]
+        amplitude = x.square().mean(-1, keepdim=True) * self.norm_weight.to(x.dtype)[:, None, None]
+        if side == "key":
+            total = exponent.logsumexp(-1, keepdim=True)
+            amplitude = amplitude - total * self.key_normaliser.to(x.dtype)[:, None, None]
+        exponent = exponent + amplitude
+        if not self.signed:
+            return Features(exponent, None)
+        n = self.num_complex
+        phase = x @ self.imaginary.to(x.dtype).mT
+        values = torch.cat([phase.cos(), phase.sin(), torch.ones_like(exponent[..., n:])], -1)
+        exponent = torch.cat([exponent[..., :n], exponent], -1)
+        return Features(exponent, values, self.bound.to(x.dtype).expand_as(exponent))
+
+    @torch.no_grad()
+    def calibrate(self, statistics: QKStatistics) -> None:
+        """Centre the keys, which softmax does not see, and make real keys the real parts: a feature then measures how
+        much a token is like that key. A head with sharper scores gets longer ones, see ``spread``.
+        """
+        queries, keys = statistics.query_covariance, statistics.key_covariance
+        mean = statistics.key_mean
+        if self.key_map is not None:
+            self.key_map.shift.copy_(mean)
+        real = self.real.double().cpu() @ matrix_power(keys, 0.5)
+        sample = statistics.key_sample.double() - mean[:, None]
+        generator = torch.Generator().manual_seed(self.seed)
+        chosen = torch.randperm(sample.shape[1], generator=generator)[: real.shape[1]]
+        real[:, : len(chosen)] = sample[:, chosen]  # where the sample is short, the rest keeps its covariance
+        variance = torch.einsum("hnd,hde,hne->hn", real, (queries + keys) / 2, real).mean(-1)
+        if self.spread is None:
+            score_std = (torch.einsum("hde,hed->h", queries, keys) / self.head_dim).clamp_min(0).sqrt()
+            spread = 1 + score_std / 2
+        else:
+            spread = torch.full_like(variance, self.spread)
+        scale = spread / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+        self.real.copy_(real * scale[:, None, None])

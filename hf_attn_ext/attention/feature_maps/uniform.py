@@ -1,0 +1,19 @@
+"""The control without attention: every token gets the average of all values. Source: ours."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..registry import register_kernel
+from .base import FeatureMap, Features, Side
+
+
+@register_kernel("uniform")
+class Uniform(FeatureMap):
+    """``phi(x) = 1``: what a model does without attention, the control beside every quality claim. feature_dim is 1."""
+
+    def __init__(self, num_heads: int, head_dim: int, num_features: int = 1, seed: int = 0) -> None:
+        super().__init__(num_heads, head_dim, num_features, 1)
+
+    def forward(self, x: Tensor, side: Side) -> Features:
+        return Features(None, x.new_ones(*x.shape[:-1], 1))

@@ -1,0 +1,103 @@
+"""The dense reference: all N x N kernel weights, any mask. Every fast form is tested against it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import AttnExtError
+from ..feature_maps.base import FeatureMap
+from ..normaliser import denominator
+from .inputs import check_inputs, map_pair
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    feature_map: FeatureMap,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    mask: Tensor | None = None,
+    scaling: float | None = None,
+) -> Tensor:
+    """The normalised weights of kernel attention, which softmax's would be; signed where the kernel is.
+
+    Args:
+        q: (B, H, Nq, d); Nq may differ from Nk, as for a subset of the queries.
+        k: (B, H, Nk, d).
+        feature_map: from :func:`make_feature_map`.
+        causal: query i sees keys 0..i (Nq = Nk).
+        key_padding_mask: (B, Nk) bool, True = real token.
+        mask: (Nq, Nk) or (B, Nq, Nk) bool, True = may attend.
+        scaling: the model's factor of the scores; None is ``d^-1/2``.
+
+    Returns:
+        (B, H, Nq, Nk) in float32, or float64 for float64 inputs. A query without any key has weights 0.
+
+    Raises:
+        AttnExtError: shapes that don't fit.
+
+    Example:
+        >>> feature_map = make_feature_map("hedgehog", 2, 8, 16)
+        >>> q = k = torch.randn(1, 2, 5, 8)
+        >>> attention_weights(q, k, feature_map).sum(-1).allclose(torch.ones(1, 2, 5))
+        True
+    """
+    check_inputs(q, k, None, feature_map, key_padding_mask)
+    allowed = _allowed(q, k, causal, mask)
+    with torch.autocast(q.device.type, enabled=False):
+        query, key = map_pair(q, k, feature_map, key_padding_mask, scaling)
+        scores = query.features @ key.features.mT
+        if allowed is None:
+            sums = key.features.sum(-2)
+            bounds = None if key.bound is None else key.bound.sum(-2)
+        else:
+            scores = scores.masked_fill(~allowed, 0.0)
+            seen = allowed.to(scores.dtype)
+            sums = seen @ key.features
+            bounds = None if key.bound is None else seen @ key.bound
+        return scores / denominator(sums, bounds, query, feature_map.rho)
+
+
+def naive_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: FeatureMap,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    mask: Tensor | None = None,
+    scaling: float | None = None,
+) -> Tensor:
+    """Kernel attention by its dense weights: quadratic time and memory, any mask. Arguments as
+    :func:`attention_weights`.
+
+    Args:
+        v: (B, H, Nk, d_v).
+
+    Returns:
+        (B, H, Nq, d_v) in v's dtype.
+    """
+    check_inputs(q, k, v, feature_map, key_padding_mask)
+    weights = attention_weights(q, k, feature_map, causal, key_padding_mask, mask, scaling)
+    with torch.autocast(q.device.type, enabled=False):
+        return (weights @ v.to(weights.dtype)).to(v.dtype)
+
+
+def _allowed(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | None:
+    """One bool mask (1 or B, 1, Nq, Nk) of the pairs that may attend, or None for all."""
+    size = (q.shape[2], k.shape[2])
+    allowed = None
+    if mask is not None:
+        if mask.dtype != torch.bool or mask.ndim not in (2, 3) or tuple(mask.shape[-2:]) != size:
+            raise AttnExtError(
+                f"mask must be bool of shape {size} or (batch, {size[0]}, {size[1]}), True = may attend; "
+                f"got {mask.dtype} {tuple(mask.shape)}"
+            )
+        allowed = mask[None, None] if mask.ndim == 2 else mask[:, None]
+    if causal:
+        if size[0] != size[1]:
+            raise AttnExtError(f"causal attention takes as many queries as keys, got {size[0]} and {size[1]}")
+        lower = torch.ones(size, dtype=torch.bool, device=q.device).tril()
+        allowed = lower if allowed is None else allowed & lower
+    return allowed

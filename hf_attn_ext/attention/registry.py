@@ -1,0 +1,118 @@
+"""The table of kernels: names to feature maps, and the one factory that builds them.
+
+Add a kernel of your own, in one file:
+
+    from hf_attn_ext.attention import FeatureMap, Features, register_kernel
+
+    @register_kernel("squared_relu")
+    class SquaredReLU(FeatureMap):
+        signed = False                                  # its features are never negative
+
+        def __init__(self, num_heads, head_dim, num_features, seed=0):
+            super().__init__(num_heads, head_dim, num_features, feature_dim=num_features)
+            generator = torch.Generator().manual_seed(seed)
+            self.weight = nn.Parameter(torch.randn(num_heads, num_features, head_dim, generator=generator))
+
+        def forward(self, x, side):                     # (B, H, N, d), "query" or "key"
+            return Features(None, torch.relu(x @ self.weight.mT) ** 2)
+
+After that ``hax.AttnExtConfig(kernel="squared_relu")`` works everywhere: conversion, distillation, saving. A folder
+saved with it opens only where the file that registers the kernel was imported first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AttnExtError, suggest
+
+if TYPE_CHECKING:
+    from .feature_maps.base import FeatureMap
+
+_KERNELS: dict[str, type[FeatureMap]] = {}
+_FIXED = ("num_heads", "head_dim", "num_features", "seed")
+
+
+def register_kernel(name: str) -> Callable[[type[FeatureMap]], type[FeatureMap]]:
+    """Class decorator that enters a :class:`FeatureMap` under ``name``.
+
+    Raises:
+        AttnExtError: the name is taken by another class.
+    """
+
+    def enter(cls: type[FeatureMap]) -> type[FeatureMap]:
+        known = _KERNELS.get(name)
+        if known is not None and known.__qualname__ != cls.__qualname__:
+            raise AttnExtError(f"kernel {name!r} is already registered by {known.__module__}; choose another name")
+        cls.kernel = name
+        _KERNELS[name] = cls
+        return cls
+
+    return enter
+
+
+def list_kernels() -> list[str]:
+    """Return the names of all registered kernels, sorted; ``uniform`` is the control without attention."""
+    return sorted(_table())
+
+
+def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> type[FeatureMap]:
+    """Return the class of ``kernel`` after checking the name, the width and the option names.
+
+    Raises:
+        AttnExtError: unknown kernel or option (the nearest is suggested), or ``num_features`` not a whole
+            number from 1.
+    """
+    table = _table()
+    if kernel not in table:
+        known = ", ".join(sorted(table))
+        raise AttnExtError(f"unknown kernel {kernel!r}.{suggest(kernel, table)} Known kernels: {known}")
+    if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
+        raise AttnExtError(f"num_features must be a whole number of at least 1, got {num_features!r}")
+    cls = table[kernel]
+    allowed = [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", *_FIXED)]
+    for name in options:
+        if name not in allowed:
+            listed = ", ".join(allowed) or "none"
+            raise AttnExtError(
+                f"kernel {kernel!r} has no option {name!r}.{suggest(name, allowed)} Its options: {listed}"
+            )
+    return cls
+
+
+def make_feature_map(
+    kernel: str, num_heads: int, head_dim: int, num_features: int, seed: int = 0, **options: Any
+) -> FeatureMap:
+    """Build the feature map of one layer.
+
+    Args:
+        kernel: a name from :func:`list_kernels`.
+        num_heads: attention heads of the layer; each has its own parameters.
+        head_dim: width ``d`` of one head's queries and keys.
+        num_features: number ``n`` of frequencies or projections; see the class for ``feature_dim``.
+        seed: determines every initial value, whatever the global generator's state.
+        **options: the kernel's own keywords.
+
+    Returns:
+        A :class:`FeatureMap` in float32.
+
+    Raises:
+        AttnExtError: unknown kernel or option, or a size below 1.
+
+    Example:
+        >>> make_feature_map("flexformer_c", num_heads=12, head_dim=64, num_features=64).feature_dim
+        128
+    """
+    cls = check_kernel(kernel, num_features, options)
+    for name, value in (("num_heads", num_heads), ("head_dim", head_dim)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise AttnExtError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return cls(num_heads, head_dim, num_features, seed=seed, **options)
+
+
+def _table() -> dict[str, type[FeatureMap]]:
+    from . import feature_maps  # noqa: F401  (importing the package registers the kernels that ship)
+
+    return _KERNELS

@@ -1,0 +1,1 @@
+"""The command line ``hf-attn-ext``; see :mod:`hf_attn_ext.cli.main`."""

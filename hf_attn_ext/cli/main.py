@@ -1,0 +1,116 @@
+"""``hf-attn-ext``: the commands put together, and the one place where errors become a line and an exit code.
+
+Exit codes: 0 done; 2 the user's mistake (one line on stderr, no traceback); 130 interrupted; 1 our mistake (with a
+traceback). torch and transformers are imported by the commands that need them, not by ``--help``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import AttnExtError
+from . import card, convert, distill, doctor, evaluate, list_names, push
+
+USER_MISTAKE = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="hf-attn-ext",
+    help="Linear attention for Hugging Face models: convert, distil, evaluate, describe and upload.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _execute_package() -> None:
+    """Execute the package's ``__init__`` where the launcher left that for later."""
+    package = sys.modules[__name__.partition(".")[0]]
+    if not hasattr(package, "__version__"):
+        package.__spec__.loader.exec_module(package)
+
+
+def _add(name: str, command: Callable[..., None]) -> None:
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        _execute_package()
+        command(*arguments, **options)
+
+    app.command(name)(run)
+
+
+_add("convert", convert.convert)
+_add("distill", distill.distill)
+_add("evaluate", evaluate.evaluate)
+_add("card", card.card)
+_add("push", push.push)
+_add("list", list_names.list_names)
+_add("doctor", doctor.doctor)
+
+# typer has carried its own copy of click since 0.25; the base class is found from a name that both have.
+_UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        _execute_package()
+        from .. import __version__
+
+        typer.echo(f"hf-attn-ext {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        arguments: the words after the program's name; None takes ``sys.argv``.
+
+    Example:
+        >>> main(["convert", "no-such-folder", "--out", "x"])  # doctest: +SKIP
+        2
+    """
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=arguments, prog_name="hf-attn-ext", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except AttnExtError as error:
+        return _fail(str(error))
+    except _UsageProblem as error:
+        words = sys.argv[1:] if arguments is None else arguments
+        return _fail(f"{error.format_message().rstrip('.')}{_bad_value(error, words)} (see hf-attn-ext --help)")
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output, such as `head`, has gone: nothing more to say, also not while exiting.
+        sys.stdout = None
+        return 0
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _bad_value(error: Exception, words: list[str]) -> str:
+    """The value of the option that a usage error complains about, for messages that leave it out."""
+    options = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name in options:
+            value = value if equals else following
+            return "" if repr(value) in error.format_message() else f", got {value!r}"
+    return ""
+
+
+def _fail(message: str) -> int:
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return USER_MISTAKE

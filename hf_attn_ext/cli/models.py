@@ -1,0 +1,146 @@
+"""Open models and tokenizers for the commands, with every failure told in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import AttnExtError
+from ..hub.facts import PREFIX, names_of
+from ..hub.files import TOKENIZER_FILES, read_json
+
+
+def quiet() -> None:
+    """Silence the host's progress bars, advice and warnings: a command says itself what matters, in one line."""
+    from huggingface_hub.utils import disable_progress_bars
+    from transformers.utils import logging as host_logging
+
+    disable_progress_bars()
+    host_logging.set_verbosity_error()
+    host_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def looks_local(name: str) -> bool:
+    """Whether ``name`` can only be a path: it exists, or is written as one."""
+    return os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+
+
+def read_config(name: str) -> Any:
+    """Return the configuration of a local folder or a hub id.
+
+    Raises:
+        AttnExtError: no such folder, no configuration in it, an unknown model type, or a hub that cannot be reached.
+    """
+    from transformers import AutoConfig
+
+    _check_local(name)
+    with _told(name):
+        return AutoConfig.from_pretrained(name)
+
+
+def load_model(name: str) -> tuple[Any, list[str]]:
+    """Load a model with the head that its checkpoint was saved with.
+
+    Returns:
+        The model in evaluation mode, and the names of parameters that the checkpoint lacks (new, random).
+
+    Raises:
+        AttnExtError: as :func:`read_config`, and for weights that cannot be read.
+    """
+    import transformers
+
+    config = read_config(name)
+    architecture = (getattr(config, "architectures", None) or [None])[0]
+    auto = getattr(transformers, architecture, None) if architecture else None
+    with _told(name):
+        model, info = (auto or transformers.AutoModel).from_pretrained(name, config=config, output_loading_info=True)
+    return model.eval(), sorted(info.get("missing_keys") or [])
+
+
+def load_tokenizer(name: str) -> Any | None:
+    """Return the tokenizer that comes with ``name``, or None where there is none."""
+    from transformers import AutoTokenizer
+
+    if os.path.isdir(name) and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
+        return None
+    with _told(name, "the tokenizer of "):
+        return AutoTokenizer.from_pretrained(name)
+
+
+def load_converted(folder: str) -> Any:
+    """Load a converted folder with the head class that it was saved with.
+
+    Raises:
+        AttnExtError: the folder holds no converted model, or a damaged one.
+    """
+    from ..hub.files import check_folder
+    from ..integration import register_model_type
+
+    path, config = check_folder(folder)
+    # Families are registered by the import; a folder of another type says itself which one it needs.
+    register_model_type(str(config.get("model_type")).removeprefix(PREFIX))
+    auto = _auto_class_of(config)
+    with _told(folder):
+        return auto.from_pretrained(path).eval()
+
+
+def load_any(name: str) -> Any:
+    """Load a converted folder, a stock folder or a hub id, with the head that it was saved with."""
+    _check_local(name)
+    folder = Path(name).expanduser()
+    if folder.is_dir() and isinstance(read_json(folder / "config.json").get("attn_ext"), dict):
+        return load_converted(name)
+    model, missing = load_model(name)
+    if missing:
+        raise AttnExtError(f"{name!r} lacks parameters of its own head, such as {missing[0]!r}: train it first")
+    return model
+
+
+def _auto_class_of(config: dict) -> Any:
+    """The host's AutoModel class for a saved folder, found from its head (``AttnExtRobertaForMaskedLM``)."""
+    import transformers
+
+    return getattr(transformers, names_of(config).auto_class, None) or transformers.AutoModel
+
+
+def _check_local(name: str) -> None:
+    if not looks_local(name):
+        return
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise AttnExtError(f"there is no model folder {name!r}")
+    if not path.is_dir():
+        raise AttnExtError(f"{name!r} is a file; name the folder of a model")
+    if not (path / "config.json").is_file():
+        raise AttnExtError(f"folder {name!r} holds no model: config.json is missing")
+    read_json(path / "config.json")
+
+
+@contextlib.contextmanager
+def _told(name: str, what: str = "") -> Iterator[None]:
+    """Turn the host's many-line loading errors into one line that names the model."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except AttnExtError:
+        raise
+    except SafetensorError as error:
+        raise AttnExtError(
+            f"{what}{name!r}: the weights cannot be read (truncated or damaged file): {error}"
+        ) from error
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        if not os.path.isdir(name) and isinstance(error, OSError):
+            raise AttnExtError(
+                f"{what}{name!r} is no folder here, and could not be fetched from the hub (wrong name, no access, or "
+                "offline)"
+            ) from error
+        raise AttnExtError(f"{what}{name!r} cannot be opened: {first}") from error

@@ -1,0 +1,62 @@
+"""``AttnExtConfig``: which kernel, how wide, in which layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from .attention.registry import check_kernel
+from .config_tools import from_mapping
+from .errors import AttnExtError
+
+
+@dataclasses.dataclass
+class AttnExtConfig:
+    """What :func:`hf_attn_ext.convert` builds; stored in a converted model as ``model.config.attn_ext``.
+
+    Attributes:
+        kernel: a name from :func:`hf_attn_ext.list_kernels`.
+        num_features: the kernel's number of frequencies or projections ``n`` (not its ``feature_dim``, which is
+            ``2n`` for flexformer_s, _n, _c and hedgehog and ``n(2n+1)`` for flexformer_sq).
+        layers: the layers to convert, counted from 0; ``None`` converts all. The others keep softmax.
+        seed: determines every initial value of the feature maps, together with the layer's index.
+        kernel_options: keyword arguments of the kernel's feature map, such as ``{"rho": 0.1}``.
+
+    Raises:
+        AttnExtError: unknown kernel or option, ``num_features`` below 1, negative or repeated layers.
+
+    Example:
+        >>> AttnExtConfig(kernel="hedgehog", num_features=32, layers=[0, 2])
+        AttnExtConfig(kernel='hedgehog', num_features=32, layers=[0, 2], seed=0, kernel_options={})
+    """
+
+    kernel: str = "flexformer_c"
+    num_features: int = 64
+    layers: list[int] | None = None
+    seed: int = 0
+    kernel_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_kernel(self.kernel, self.num_features, self.kernel_options)
+        if self.layers is not None:
+            self.layers = list(self.layers)
+            if not self.layers:
+                raise AttnExtError("layers is empty: name at least one layer, or None for all")
+            for layer in self.layers:
+                if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
+                    raise AttnExtError(f"layers must be whole numbers from 0, got {layer!r}")
+            if len(set(self.layers)) < len(self.layers):
+                raise AttnExtError(f"layers names a layer twice: {self.layers}")
+            self.layers = sorted(self.layers)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise AttnExtError(f"seed must be a whole number from 0, got {self.seed!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary, the form stored in ``config.json``."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any], where: str = "attn_ext config") -> AttnExtConfig:
+        """Build from a dictionary; unknown or ill-typed fields raise :class:`AttnExtError` naming the field."""
+        return from_mapping(cls, mapping, where)

@@ -1,0 +1,28 @@
+"""Integration floor, the only one that knows transformers' internals. Importing it registers everything, once."""
+
+from .convert import convert, is_converted, revert
+from .families import supported_model_types
+from .layers import ConvertedLayer, converted_layers, freeze_all_but_feature_maps
+from .models import register_families, register_model_type
+from .observe import AttentionCall, calibrate, collect_statistics, softmax_stream
+from .peft_support import peft_modules_to_save
+from .registry import register
+
+register()
+register_families()
+
+__all__ = [
+    "AttentionCall",
+    "ConvertedLayer",
+    "calibrate",
+    "collect_statistics",
+    "convert",
+    "converted_layers",
+    "freeze_all_but_feature_maps",
+    "is_converted",
+    "peft_modules_to_save",
+    "register_model_type",
+    "revert",
+    "softmax_stream",
+    "supported_model_types",
+]

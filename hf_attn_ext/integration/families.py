@@ -1,0 +1,139 @@
+"""The model families that are tried and tested, as one table, and what their classes are called.
+
+A family is one row: adding one is adding a row (and its tests). Head classes are not listed; they are read from
+the host's AutoModel mappings, so a head that a later release adds is found without a change here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from typing import Any
+
+import transformers
+from torch import nn
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One supported model type.
+
+    Attributes:
+        model_type: the stock ``config.model_type``.
+        attention: the name of the class of its self-attention modules, whose ``feature_map`` the conversion
+            adds.
+    """
+
+    model_type: str
+    attention: str
+
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        Family("bert", "BertSelfAttention"),
+        Family("roberta", "RobertaSelfAttention"),
+        Family("xlm-roberta", "XLMRobertaSelfAttention"),
+        Family("distilbert", "DistilBertSelfAttention"),
+        Family("electra", "ElectraSelfAttention"),
+    )
+}
+
+# How the host's models call the same two numbers, most usual first.
+_HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
+_HEAD_DIMS = ("attention_head_size", "head_dim")
+
+
+def supported_model_types() -> list[str]:
+    """Return the stock model types that are tested with every head class, such as ``"roberta"``."""
+    return list(FAMILIES)
+
+
+@functools.cache
+def auto_classes() -> dict[str, type]:
+    """Return the host's ``AutoModel`` and ``AutoModelFor...`` classes by name."""
+    return {
+        name: cls
+        for name, cls in vars(modeling_auto).items()
+        if isinstance(cls, type) and issubclass(cls, _BaseAutoModelClass) and cls._model_mapping is not None
+    }
+
+
+def head_classes(model_type: str) -> dict[str, tuple[type, ...]]:
+    """Return, for a stock model type, the stock classes that each AutoModel class knows.
+
+    Example:
+        >>> head_classes("distilbert")["AutoModelForMaskedLM"][0].__name__
+        'DistilBertForMaskedLM'
+    """
+    found = {}
+    for name, auto in auto_classes().items():
+        names = auto._model_mapping._model_mapping.get(model_type)
+        if names:
+            names = names if isinstance(names, (tuple, list)) else (names,)
+            found[name] = tuple(getattr(transformers, one) for one in names)
+    return found
+
+
+def is_cross_attention(module: nn.Module) -> bool:
+    """Whether ``module`` attends to another sequence; such a module always keeps softmax."""
+    return "Cross" in type(module).__name__ or bool(getattr(module, "is_cross_attention", False))
+
+
+@functools.cache
+def _calls_interface(cls: type) -> bool:
+    """Whether the class's own forward looks its attention function up in the host's attention interface."""
+    try:
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(cls.forward)
+    except (OSError, TypeError):
+        return False
+
+
+def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the self-attention modules of ``model`` as ``(name, module)``, in layer order.
+
+    For a supported family they are the modules of the table's class; for any other model those whose
+    forward calls the attention interface. Cross-attention is never among them.
+    """
+    family = FAMILIES.get(stock_type(model.config.model_type))
+    found = []
+    for name, module in model.named_modules():
+        known = type(module).__name__ == family.attention if family else _calls_interface(type(module))
+        if known and not is_cross_attention(module):
+            found.append((name, module))
+    return found
+
+
+def cross_attention_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of ``model`` that attend to another sequence through the attention interface."""
+    return [module for module in model.modules() if _calls_interface(type(module)) and is_cross_attention(module)]
+
+
+def stock_type(model_type: str) -> str:
+    """Return the stock model type for ``"attn_ext_roberta"`` or ``"roberta"``."""
+    return model_type.removeprefix("attn_ext_")
+
+
+def attention_shape(module: nn.Module) -> tuple[int, int] | None:
+    """Return ``(number of query heads, head_dim)`` of an attention module, or None where it does not say."""
+    config = getattr(module, "config", None)
+    heads = _first_int(module, config, _HEAD_COUNTS)
+    if heads is None:
+        return None
+    head_dim = _first_int(module, config, _HEAD_DIMS)
+    if head_dim is None:
+        width = _first_int(module, config, ("embed_dim", "hidden_size"))
+        head_dim = width // heads if width and width % heads == 0 else None
+    return None if head_dim is None else (heads, head_dim)
+
+
+def _first_int(module: nn.Module, config: Any, names: tuple[str, ...]) -> int | None:
+    for holder in (module, config):
+        for name in names:
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return None

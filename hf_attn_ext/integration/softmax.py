@@ -1,0 +1,75 @@
+"""Exact softmax attention for layers that keep it, whatever form the padding mask arrives in.
+
+The model's mask function (``registry.py``) hands every layer the 2-D padding mask, so a layer that keeps
+softmax must turn it into what the host's own attention expects.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+
+def softmax_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    need_weights: bool = False,
+    **kwargs: object,
+) -> tuple[Tensor, Tensor | None]:
+    """Softmax attention as the host computes it.
+
+    Args:
+        query, key, value: (B, H, N, d); key and value may have fewer heads (grouped heads).
+        attention_mask: None, a bool padding mask (B, N) with True = real token, or a 4-D mask in the host's
+            form.
+        need_weights: also return the weights (B, H, Nq, Nk), which only the dense computation has.
+
+    Returns:
+        The output (B, Nq, H, d_v), and the weights or None.
+    """
+    mask = expand_padding(attention_mask, query.shape[2])
+    if not need_weights:
+        kwargs = {name: entry for name, entry in kwargs.items() if name not in ("is_causal", "output_attentions")}
+        return sdpa_attention_forward(
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=False, **kwargs
+        )
+    return _dense(module, query, key, value, mask, dropout, scaling)
+
+
+def expand_padding(attention_mask: Tensor | None, query_length: int) -> Tensor | None:
+    """Turn a padding mask (B, Nk) into the host's 4-D mask (B, 1, Nq, Nk); leave None and 4-D masks alone."""
+    if attention_mask is None or attention_mask.ndim != 2:
+        return attention_mask
+    batch, key_length = attention_mask.shape
+    return attention_mask[:, None, None, :].expand(batch, 1, query_length, key_length)
+
+
+def _dense(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+) -> tuple[Tensor, Tensor]:
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + mask
+    weights = torch.softmax(scores, dim=-1)
+    if mask is not None and mask.dtype == torch.bool:
+        # A sequence without a real token: zeros, as the fused kernels and the linear form give.
+        weights = weights.masked_fill(~mask, 0.0)
+    dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (dropped @ value).transpose(1, 2).contiguous(), weights

@@ -1,0 +1,40 @@
+"""Distillation: attention transfer (stage 1) and fine-tuning (stage 2), on one accelerate loop."""
+
+from .config import (
+    DataConfig,
+    DistillConfig,
+    ModelConfig,
+    OutputConfig,
+    Stage1Config,
+    Stage2Config,
+    TaskConfig,
+    TrackingConfig,
+    TrainConfig,
+)
+from .config_files import load_config
+from .finetune import evaluate_task
+from .losses import attention_losses, distillation_loss, task_loss
+from .pipeline import DistillResult, distill
+from .results import results_table
+from .transfer import evaluate_transfer
+
+__all__ = [
+    "DataConfig",
+    "DistillConfig",
+    "DistillResult",
+    "ModelConfig",
+    "OutputConfig",
+    "Stage1Config",
+    "Stage2Config",
+    "TaskConfig",
+    "TrackingConfig",
+    "TrainConfig",
+    "attention_losses",
+    "distill",
+    "distillation_loss",
+    "evaluate_task",
+    "evaluate_transfer",
+    "load_config",
+    "results_table",
+    "task_loss",
+]

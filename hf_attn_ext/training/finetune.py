@@ -1,0 +1,209 @@
+"""Stage 2 and the teacher's fine-tuning: a sequence classifier (or regressor) trained on its task.
+
+Optionally the converted model also follows the teacher's logits. They are computed once, before training: no second
+model in memory, and none to be wrapped by mistake.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, gather_object
+from torch import Tensor, nn
+
+from ..errors import AttnExtError
+from . import metrics as task_metrics
+from .config import Stage2Config, TaskConfig
+from .encoding import Collator, EncodedSplit, evaluation_batches, model_inputs
+from .losses import distillation_loss, task_loss
+
+Batch = dict[str, Tensor]
+logger = logging.getLogger(__name__)
+
+
+def predict(
+    model: nn.Module, data: EncodedSplit, collate: Collator, accelerator: Accelerator, batch_size: int = 64
+) -> np.ndarray:
+    """Return the logits (n, outputs), float32, of all examples in order; the same on every process."""
+    training = model.training
+    model.eval()
+    rows = []
+    batches = evaluation_batches(data, collate, batch_size, accelerator.process_index, accelerator.num_processes)
+    with torch.no_grad(), accelerator.autocast():
+        for batch in batches:
+            inputs = {name: tensor.to(accelerator.device) for name, tensor in model_inputs(batch).items()}
+            rows.append((batch["index"].numpy(), model(**inputs).logits.float().cpu().numpy()))
+    model.train(training)
+    if accelerator.num_processes > 1:
+        rows = gather_object(rows)
+    logits = np.empty((len(data), rows[0][1].shape[1]), dtype=np.float32)
+    for index, part in rows:
+        logits[index] = part
+    return logits
+
+
+def score_logits(logits: np.ndarray, labels: np.ndarray, task: str) -> dict[str, float]:
+    """Return the task's metrics and its mean ``loss``."""
+    if not np.isfinite(logits).all():
+        raise AttnExtError("the model's logits are not finite")
+    loss = float(task_loss(torch.from_numpy(logits).double(), torch.from_numpy(labels), task)) / len(labels)
+    return {**task_metrics.compute(labels, logits, task), "loss": loss}
+
+
+def evaluate_task(
+    model: nn.Module,
+    data: EncodedSplit,
+    collate: Collator,
+    task: str,
+    accelerator: Accelerator,
+    batch_size: int = 64,
+) -> dict[str, float]:
+    """Return the metrics of a model on labelled examples.
+
+    Args:
+        model: gives ``logits``; stock or converted.
+        data: encoded examples with labels.
+        collate: makes batches.
+        task: ``classification`` or ``regression``.
+        accelerator: says the device, and spreads the work over processes.
+        batch_size: sequences in one forward pass; no result depends on it.
+    """
+    return score_logits(predict(model, data, collate, accelerator, batch_size), data.labels, task)
+
+
+class TaskStage:
+    """Fine-tuning for the training loop (:class:`hf_attn_ext.training.loop.Stage`).
+
+    Args:
+        name: ``teacher``, ``stage2`` or ``control``.
+        model: gives ``logits``.
+        config: the stage's section.
+        task: ``classification`` or ``regression``.
+        metric: what the best checkpoint is chosen by.
+        held_out: encoded examples for that.
+        collate: makes batches.
+        accelerator: the run's; wraps the model.
+        teacher_logits: (n, outputs) by training example, for ``config.distillation`` > 0.
+        feature_maps: the parameters of feature maps, which have a learning rate of their own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        config: TaskConfig,
+        task: str,
+        metric: str,
+        held_out: EncodedSplit,
+        collate: Collator,
+        accelerator: Accelerator,
+        teacher_logits: np.ndarray | None = None,
+        feature_maps: Iterable[nn.Parameter] = (),
+    ):
+        self.name, self.config, self.task, self.metric = name, config, task, metric
+        self.held_out, self.collate, self.accelerator = held_out, collate, accelerator
+        self.share = config.distillation if isinstance(config, Stage2Config) else 0.0
+        self.temperature = config.temperature if isinstance(config, Stage2Config) else 1.0
+        self.teacher_logits = None if teacher_logits is None else torch.from_numpy(teacher_logits)
+        if self.share > 0 and teacher_logits is None:
+            raise AttnExtError(f"'{name}.distillation' is {self.share}, but there are no teacher's logits")
+        model.to(accelerator.device).train()
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        groups = self._groups(model, {id(parameter) for parameter in feature_maps})
+        if accelerator.num_processes > 1:
+            _freeze_unused(model, collate([held_out[0]]), accelerator, name)
+        self.peaks = [group["lr"] for group in groups]
+        # fused: on a CPU the plain one spends as long on a small batch's update as on its forward pass
+        optimizer = torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+        if accelerator.distributed_type == DistributedType.DEEPSPEED:  # it asks for these, and sees no loader of ours
+            settings = accelerator.state.deepspeed_plugin.deepspeed_config
+            settings["train_micro_batch_size_per_gpu"] = config.batch_size
+            settings["gradient_accumulation_steps"] = config.accumulate
+        accelerator.gradient_accumulation_steps = config.accumulate
+        accelerator.step = 0
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+
+    def _groups(self, model: nn.Module, maps: set[int]) -> list[dict]:
+        """Split into matrices and the rest (no weight decay), and into the model's own weights and feature maps."""
+        config = self.config
+        map_lr = getattr(config, "feature_map_lr", None)
+        groups: dict[tuple, dict] = {}
+        for parameter in model.parameters():
+            is_map = id(parameter) in maps
+            if is_map and map_lr == 0:
+                parameter.requires_grad_(False)
+                continue
+            decay = config.weight_decay if parameter.ndim > 1 and not is_map else 0.0
+            lr = map_lr if is_map and map_lr is not None else config.lr
+            group = groups.setdefault((lr, decay), {"params": [], "lr": lr, "weight_decay": decay})
+            group["params"].append(parameter)
+        return list(groups.values())
+
+    def units(self, batch: Batch) -> int:
+        return len(batch["labels"])
+
+    def backward(self, batch: Batch, scale: float, step: int) -> dict[str, Tensor]:
+        accelerator = self.accelerator
+        with accelerator.accumulate(self.model):
+            logits = self.model(**model_inputs(batch)).logits
+            hard = task_loss(logits, batch["labels"], self.task)
+            sums = {"loss": hard}
+            if self.share > 0:
+                teacher = self.teacher_logits[batch["index"].cpu()].to(logits.device)
+                soft = distillation_loss(logits, teacher, self.task, self.temperature)
+                sums = {
+                    "loss": (1 - self.share) * hard + self.share * soft,
+                    "task_loss": hard,
+                    "distillation_loss": soft,
+                }
+            # the wrappers average over processes and accelerate divides by the accumulation; `scale` has done both
+            accelerator.backward(sums["loss"] * (scale * accelerator.num_processes * self.config.accumulate))
+        return {name: value.detach() for name, value in sums.items()}
+
+    def finish_gradients(self, max_norm: float) -> None:
+        if max_norm > 0:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
+
+    def evaluate(self) -> dict[str, float]:
+        size = max(self.config.batch_size, 32)
+        return evaluate_task(self.model, self.held_out, self.collate, self.task, self.accelerator, size)
+
+    def score(self, metrics: dict[str, float]) -> float:
+        value = metrics[self.metric]
+        return -value if self.metric in task_metrics.LOWER_IS_BETTER else value
+
+    def save_state(self, folder: Path) -> None:
+        self.accelerator.save_state(str(folder))
+
+    def load_state(self, folder: Path) -> None:
+        self.accelerator.load_state(str(folder))
+
+    def release(self) -> tuple[nn.Module, dict[str, Tensor]]:
+        """Return the plain model and its whole state dict, and let go of the wrappers."""
+        state = self.accelerator.get_state_dict(self.model)
+        model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        self.model = self.optimizer = None
+        self.accelerator.free_memory()
+        return model, state
+
+
+def _freeze_unused(model: nn.Module, batch: Batch, accelerator: Accelerator, name: str) -> None:
+    """Freeze parameters that the logits don't depend on: several processes would wait for their gradients forever."""
+    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        return
+    model.eval()
+    inputs = {key: tensor.to(accelerator.device) for key, tensor in model_inputs(batch).items()}
+    model(**inputs).logits.sum().backward()
+    unused = [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    for key in unused:
+        model.get_parameter(key).requires_grad_(False)
+    model.zero_grad(set_to_none=True)
+    model.train()
+    if unused and accelerator.is_main_process:
+        logger.info("%s: %d parameters take no part in the task and stay as they are", name, len(unused))

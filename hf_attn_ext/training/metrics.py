@@ -1,0 +1,143 @@
+"""Task metrics, from scikit-learn and scipy, with standard errors.
+
+`evaluate.load("accuracy")` fetches a script from the hub at run time, so it fails offline. The scripts of GLUE call the
+very functions used here; taking them from the well-kept libraries needs no copies of files to look after.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+from scipy import stats
+from sklearn import metrics as sklearn_metrics
+
+from ..errors import AttnExtError, suggest
+
+Metric = Callable[[np.ndarray, np.ndarray], float]
+
+
+def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """F1 of class 1 for two classes, as in GLUE; the mean over classes for more."""
+    two = max(labels.max(initial=0), predictions.max(initial=0)) < 2
+    return sklearn_metrics.f1_score(labels, predictions, average="binary" if two else "macro", zero_division=0.0)
+
+
+def _correlation(function: Callable) -> Metric:
+    def metric(labels: np.ndarray, predictions: np.ndarray) -> float:
+        # a constant prediction has no correlation; it knows nothing, which is a 0
+        if len(labels) < 2 or np.ptp(labels) == 0 or np.ptp(predictions) == 0:
+            return 0.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category=stats.NearConstantInputWarning)
+            return float(function(labels, predictions)[0])
+
+    return metric
+
+
+CLASSIFICATION: dict[str, Metric] = {
+    "accuracy": sklearn_metrics.accuracy_score,
+    "f1": _f1,
+    "matthews": sklearn_metrics.matthews_corrcoef,
+}
+REGRESSION: dict[str, Metric] = {
+    "pearson": _correlation(stats.pearsonr),
+    "spearman": _correlation(stats.spearmanr),
+    "rmse": lambda labels, predictions: float(np.sqrt(np.mean((labels - predictions) ** 2))),
+}
+LOWER_IS_BETTER = ("rmse", "loss")
+
+
+def metrics_of(task: str) -> dict[str, Metric]:
+    """Return the metrics of ``classification`` or ``regression`` by name; the first is the usual one."""
+    return REGRESSION if task == "regression" else CLASSIFICATION
+
+
+def main_metric(task: str, name: str | None, data_name: str = "") -> str:
+    """Return the metric that decides: ``name`` if given, else the task's usual one (CoLA: Matthews).
+
+    Raises:
+        AttnExtError: a name that the task does not have.
+    """
+    known = [*metrics_of(task), "loss"]
+    if name is None:
+        return "matthews" if data_name.split("/")[-1] == "cola" else known[0]
+    if name not in known:
+        raise AttnExtError(f"field 'data.metric': a {task} task has no metric {name!r}.{suggest(name, known)}")
+    return name
+
+
+def predictions_of(logits: np.ndarray, task: str) -> np.ndarray:
+    """Return classes (int64) or numbers (float64) from logits (n, classes) or (n, 1)."""
+    return logits[:, 0].astype(np.float64) if task == "regression" else logits.argmax(-1)
+
+
+def compute(labels: np.ndarray, logits: np.ndarray, task: str) -> dict[str, float]:
+    """Return every metric of the task.
+
+    Args:
+        labels: (n,) classes or numbers.
+        logits: (n, classes) or (n, 1).
+
+    Example:
+        >>> compute(np.array([0, 1]), np.array([[2.0, 0.0], [0.0, 1.0]]), "classification")["accuracy"]
+        1.0
+    """
+    predictions = predictions_of(logits, task)
+    return {name: float(metric(labels, predictions)) for name, metric in metrics_of(task).items()}
+
+
+def _resampled(
+    labels: np.ndarray, predictions: np.ndarray, task: str, resamples: int, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """Return every metric on ``resamples`` bootstrap draws of the examples, (resamples,) each.
+
+    Classes are drawn as confusion matrices, which is a hundred times faster than calling scikit-learn for each draw.
+    """
+    generator = np.random.default_rng(seed)
+    draws = [generator.integers(len(labels), size=len(labels)) for _ in range(resamples)]
+    if task == "regression":
+        return {
+            name: np.array([metric(labels[rows], predictions[rows]) for rows in draws])
+            for name, metric in REGRESSION.items()
+        }
+    classes = int(max(labels.max(), predictions.max())) + 1
+    cells = labels * classes + predictions
+    counts = np.stack([np.bincount(cells[rows], minlength=classes**2) for rows in draws])
+    return from_counts(counts.reshape(-1, classes, classes))
+
+
+def from_counts(counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Return accuracy, F1 and Matthews' coefficient of confusion matrices (n, classes, classes), true class first."""
+    counts = counts.astype(np.float64)
+    right = np.diagonal(counts, axis1=1, axis2=2)
+    true, predicted, total = counts.sum(2), counts.sum(1), counts.sum((1, 2))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        f1 = np.nan_to_num(2 * right / (true + predicted))
+        present = (true + predicted) > 0
+        f1 = f1[:, 1] if counts.shape[1] == 2 else (f1 * present).sum(1) / present.sum(1)
+        spread = (total**2 - (true**2).sum(1)) * (total**2 - (predicted**2).sum(1))
+        matthews = np.nan_to_num(
+            (right.sum(1) * total - (true * predicted).sum(1)) / np.sqrt(spread), posinf=0, neginf=0
+        )
+    return {"accuracy": right.sum(1) / total, "f1": f1, "matthews": matthews}
+
+
+def standard_errors(labels: np.ndarray, logits: np.ndarray, task: str, resamples: int = 200) -> dict[str, float]:
+    """Return the bootstrap standard error of every metric of the task over the examples (seeded)."""
+    drawn = _resampled(labels, predictions_of(logits, task), task, resamples)
+    return {name: float(np.std(values, ddof=1)) for name, values in drawn.items()}
+
+
+def difference_error(
+    labels: np.ndarray, first: np.ndarray, second: np.ndarray, task: str, name: str, resamples: int = 200
+) -> float:
+    """Return the bootstrap standard error of ``metric(first) - metric(second)`` on the same examples.
+
+    Args:
+        first, second: logits of two models on the same examples.
+        name: the metric.
+    """
+    one, two = (_resampled(labels, predictions_of(x, task), task, resamples)[name] for x in (first, second))
+    return float(np.std(one - two, ddof=1))

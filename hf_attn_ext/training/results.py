@@ -1,0 +1,148 @@
+"""``results.json``: everything a run measured, with what it takes to repeat it; and the table that shows it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from . import metrics as task_metrics
+from .config import DistillConfig
+from .data import TaskData
+from .run_folder import RunFolder
+
+TITLES = {
+    "teacher": "teacher (softmax)",
+    "control": "control (no attention)",
+    "converted": "converted, untrained",
+    "stage1": "after stage 1",
+    "stage2": "after stage 2",
+}
+PACKAGES = ("hf-attn-ext", "torch", "transformers", "accelerate", "datasets", "scikit-learn")
+
+
+def collect(
+    phases: Mapping[str, Mapping[str, Any]],
+    config: DistillConfig,
+    folder: RunFolder,
+    data: TaskData,
+    metric: str,
+    steps: Mapping[str, int],
+) -> dict[str, Any]:
+    """Return the content of ``results.json``.
+
+    Args:
+        phases: what each phase measured, by name.
+        config: the run's configuration.
+        folder: has the logits, for errors of differences.
+        data: the task.
+        metric: the deciding metric.
+        steps: steps of each trained phase.
+    """
+    order = [name for name in TITLES if name in phases]
+    report: dict[str, Any] = {
+        "base_model": config.model.name,
+        "task": data.labels.task,
+        "metric": metric,
+        "scores": {name: phases[name]["scores"] for name in order},
+        "standard_errors": {name: phases[name].get("standard_errors") for name in order},
+        "transfer": {name: phases[name]["transfer"] for name in order if "transfer" in phases[name]},
+        "validation": {name: phases[name]["validation"] for name in order if phases[name].get("validation")},
+        "skipped": {name: phases[name]["skipped"] for name in order if "skipped" in phases[name]},
+        "data": {
+            "name": data.name,
+            "split": data.reported_on,
+            "train": len(data.train),
+            "validation": len(data.validation),
+            "test": len(data.test) if data.reported_on == "test" else 0,
+            "labels": data.labels.names,
+        },
+        "seed": config.seed,
+        "steps": dict(steps),
+        "seconds": {name: phases[name].get("seconds") for name in order},
+        "processes": folder.accelerator.num_processes,
+        "device": _device(folder),
+        "versions": versions(),
+        "config": config.to_dict(),
+    }
+    report.update(_gap(report["scores"], folder, data, metric))
+    return report
+
+
+def _gap(scores: Mapping[str, Any], folder: RunFolder, data: TaskData, metric: str) -> dict[str, Any]:
+    """Which share of the gap between the control and the teacher is closed, and whether there is a gap at all."""
+    if any(not scores.get(name) for name in ("teacher", "control", "stage2")):
+        return {}
+    teacher, control, student = (scores[name][metric] for name in ("teacher", "control", "stage2"))
+    gap = teacher - control
+    result = {
+        "gap": gap,
+        "gap_closed": (student - control) / gap if gap else None,
+        "share_of_teacher": student / teacher if teacher else None,
+    }
+    if metric in task_metrics.metrics_of(data.labels.task):
+        error = task_metrics.difference_error(
+            data.test.labels, folder.logits("teacher"), folder.logits("control"), data.labels.task, metric
+        )
+        result["gap_standard_error"] = error
+        result["gap_is_clear"] = abs(gap) > 2 * error
+    return result
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that numbers depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _device(folder: RunFolder) -> str:
+    device = folder.accelerator.device
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return (
+        f"{device.type}, {torch.get_num_threads()} of {os.cpu_count()} threads" if device.type == "cpu" else str(device)
+    )
+
+
+def results_table(results: Mapping[str, Any]) -> Table:
+    """Return a table of a run, one row a step, to print with rich.
+
+    Args:
+        results: the content of ``results.json``.
+    """
+    names = [*task_metrics.metrics_of(results["task"])]
+    if results["metric"] in names:
+        names = [results["metric"], *(name for name in names if name != results["metric"])]
+    table = Table(
+        title=f"{results['data']['name']}: {results['kernel']['kernel']} on the {results['data']['split']} split"
+    )
+    table.add_column("", no_wrap=True)
+    for name in [*names, "output error", "KL (nats)"]:
+        table.add_column(name, justify="right")
+    for step, scores in results["scores"].items():
+        errors = results["standard_errors"].get(step) or {}
+        cells = []
+        for name in names:
+            if not scores:
+                cells.append("-")
+            elif name in errors:
+                cells.append(f"{scores[name]:.4f} ± {errors[name]:.4f}")
+            else:
+                cells.append(f"{scores[name]:.4f}")
+        transfer = results["transfer"].get(step)
+        cells += [f"{transfer[name]:.4f}" for name in ("output_error", "kl")] if transfer else ["", ""]
+        table.add_row(TITLES.get(step, step), *cells)
+    if results.get("gap_closed") is not None:
+        clear = "" if results.get("gap_is_clear", True) else " (the gap is within two standard errors: task too easy)"
+        table.caption = f"closes {100 * results['gap_closed']:.1f}% of the gap between control and teacher{clear}"
+    return table

