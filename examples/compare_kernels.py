@@ -44,10 +44,11 @@ KERNELS: dict[str, tuple[int, tuple[float, ...]]] = {
     "performer": (128, ()),
 }
 TASK = {"batch_size": 16, "warmup": 0.1, "lr": 1e-4, "group_by_length": True}
-# of each length: pages to train on, teacher's, stage 1's and stage 2's steps, sequences a step in stage 1, test pages
+# of each length: pages to train on, teacher's, stage 1's and stage 2's steps, sequences a step in stage 1, test
+# pages, and of these the ones that output error and KL are measured on
 BUDGETS = {
-    128: {"pages": 4000, "teacher": 60, "stage1": 300, "batch": 3, "stage2": 24, "test": 300},
-    512: {"pages": 1600, "teacher": 24, "stage1": 200, "batch": 2, "stage2": 8, "test": 120},
+    128: {"pages": 4000, "teacher": 60, "stage1": 300, "batch": 3, "stage2": 24, "test": 300, "measured": 64},
+    512: {"pages": 1600, "teacher": 24, "stage1": 200, "batch": 2, "stage2": 8, "test": 120, "measured": 20},
 }
 QUERIES = 32  # of each sequence enter the loss of stage 1, drawn anew each time
 
@@ -111,7 +112,7 @@ class Comparison:
             "output": {"folder": str(self.folder / name), "progress": self.options.progress},
             "seed": seed,
             "mixed_precision": self.options.precision,
-            "stage1": {"steps": 0},
+            "stage1": {"steps": 0, "eval_sequences": 8},
             "stage2": {"steps": 0},
         } | settings
         return distill(DistillConfig.from_dict(config, where="comparison")).results
@@ -133,7 +134,7 @@ class Comparison:
             "queries_per_sequence": QUERIES,
             "lr": lr,
             "evaluate_every": self.budget["stage1"],
-            "eval_sequences": 64,
+            "eval_sequences": self.budget["measured"],
         }
 
     def stage2(self) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def configuration(options: argparse.Namespace) -> Any:
         data = {"path": str(folder), **files, "max_length": 64}
         if embedded:
             data["group_column"] = "movie"
-    # One pass over the data: dropout has nothing to prevent. Larger models want smaller steps. Stage 2 mends what
-    # stage 1 left; steps as large as the teacher's would undo it (measured: 0.811 after 0.819, at 1e-4).
+    # Little more than one pass over the data: dropout has nothing to prevent. Larger models want smaller steps. Stage 2
+    # mends what stage 1 left, and large steps undo it (Pearson on the validation films: 0.771 at 1e-4, 0.783 at 3e-5).
     model, teacher_lr, lr = {"name": options.model}, 3e-5, 1e-5
     if options.model == "minilm":
         model, teacher_lr, lr = {"name": str(ensure("minilm")), "dropout": 0.0}, 2e-4, 3e-5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .attention.registry import check_kernel
@@ -24,7 +24,8 @@ class AttnExtConfig:
         kernel_options: keyword arguments of the kernel's feature map, such as ``{"rho": 0.1}``.
 
     Raises:
-        AttnExtError: unknown kernel or option, ``num_features`` below 1, negative or repeated layers.
+        AttnExtError: unknown kernel or option, an option of the wrong type, ``num_features`` below 1 or above 65536,
+            negative or repeated layers, a seed out of range.
 
     Example:
         >>> AttnExtConfig(kernel="hedgehog", num_features=32, layers=[0, 2])
@@ -40,6 +41,8 @@ class AttnExtConfig:
     def __post_init__(self) -> None:
         check_kernel(self.kernel, self.num_features, self.kernel_options)
         if self.layers is not None:
+            if isinstance(self.layers, str) or not isinstance(self.layers, Iterable):
+                raise AttnExtError(f"layers must be a list of whole numbers, or None for all, got {self.layers!r}")
             self.layers = list(self.layers)
             if not self.layers:
                 raise AttnExtError("layers is empty: name at least one layer, or None for all")
@@ -49,8 +52,8 @@ class AttnExtConfig:
             if len(set(self.layers)) < len(self.layers):
                 raise AttnExtError(f"layers names a layer twice: {self.layers}")
             self.layers = sorted(self.layers)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise AttnExtError(f"seed must be a whole number from 0, got {self.seed!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise AttnExtError(f"seed must be a whole number from 0, below 2**32, got {self.seed!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary, the form stored in ``config.json``."""

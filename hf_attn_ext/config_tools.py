@@ -65,6 +65,8 @@ def _checked(hint: Any, value: Any, where: str, dotted: str) -> Any:
     if origin in (Union, types.UnionType):
         return _checked_union(args, value, where, dotted, hint)
     if origin is Literal:
+        if value is False and "no" in args:
+            return "no"  # YAML reads an unquoted no as false
         if value in args and type(value) in {type(arg) for arg in args}:
             return value
         allowed = ", ".join(repr(arg) for arg in args)

@@ -71,6 +71,17 @@ def test_config_round_trip():
         ({"layers": [-1]}, ["-1"]),
         ({"layers": [1, 1]}, ["twice"]),
         ({"seed": -1}, ["seed", "-1"]),
+        ({"seed": 2**32}, ["seed", "4294967296"]),
+        ({"kernel": ["hedgehog"]}, ["['hedgehog']"]),
+        ({"num_features": 10**9}, ["65536", "1000000000"]),
+        ({"layers": 3}, ["layers", "3"]),
+        ({"layers": "all"}, ["layers", "'all'", "None for all"]),
+        ({"kernel_options": None}, ["options", "None"]),
+        ({"kernel_options": {"rho": "x"}}, ["'rho'", "finite number", "'x'"]),
+        ({"kernel_options": {"rho": float("nan")}}, ["'rho'", "nan"]),
+        ({"kernel_options": {"rho": True}}, ["'rho'", "True"]),
+        ({"kernel_options": {"affine": "no"}}, ["'affine'", "true or false", "'no'"]),
+        ({"kernel_options": {"spread": "wide"}}, ["'spread'", "or None", "'wide'"]),
         ({"kernel_options": {"rh": 1}}, ["'rh'", "Did you mean 'rho'?"]),
     ],
 )
@@ -78,6 +89,16 @@ def test_config_values_are_checked(fields, words):
     with pytest.raises(AttnExtError) as caught:
         hax.AttnExtConfig(**fields)
     assert all(word in str(caught.value) for word in words)
+
+
+def test_an_unquoted_no_in_yaml_is_the_word_where_that_is_an_option():
+    @dataclasses.dataclass
+    class Precision:
+        mode: Literal["no", "bf16"] | None = None
+
+    assert from_mapping(Precision, {"mode": False}).mode == "no"
+    with pytest.raises(AttnExtError, match="'mode'"):
+        from_mapping(Precision, {"mode": True})
 
 
 def test_suggest():

@@ -52,7 +52,10 @@ def stabilise(
         query_scale = key_scale = None
     else:
         exponent = key.log_scale if padded is None else key.log_scale.masked_fill(padded, -torch.inf)
-        peak = exponent.detach().amax(-2, keepdim=True)
+        if exponent.shape[-2]:
+            peak = exponent.detach().amax(-2, keepdim=True)
+        else:  # no key at all has no largest exponent
+            peak = exponent.new_zeros(*exponent.shape[:-2], 1, exponent.shape[-1])
         peak = torch.where(peak.isfinite(), peak, torch.zeros_like(peak))
         key_scale = (exponent - peak).exp()
         exponent = query.log_scale + peak

@@ -2,6 +2,8 @@
 
 Add a kernel of your own, in one file:
 
+    import torch
+    from torch import nn
     from hf_attn_ext.attention import FeatureMap, Features, register_kernel
 
     @register_kernel("squared_relu")
@@ -14,7 +16,8 @@ Add a kernel of your own, in one file:
             self.weight = nn.Parameter(torch.randn(num_heads, num_features, head_dim, generator=generator))
 
         def forward(self, x, side):                     # (B, H, N, d), "query" or "key"
-            return Features(None, torch.relu(x @ self.weight.mT) ** 2)
+            weight = self.weight.to(x.dtype)            # x is float32 also in a half precision model
+            return Features(None, torch.relu(x @ weight.mT) ** 2)
 
 After that ``hax.AttnExtConfig(kernel="squared_relu")`` works everywhere: conversion, distillation, saving. A folder
 saved with it opens only where the file that registers the kernel was imported first.
@@ -23,6 +26,7 @@ saved with it opens only where the file that registers the kernel was imported f
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 
 _KERNELS: dict[str, type[FeatureMap]] = {}
 _FIXED = ("num_heads", "head_dim", "num_features", "seed")
+_MOST_FEATURES = 2**16  # beyond any use, and before a typing slip takes the machine's memory
+_OPTION_TYPES = {"float": "a finite number", "float | None": "a finite number or None", "bool": "true or false"}
 
 
 def register_kernel(name: str) -> Callable[[type[FeatureMap]], type[FeatureMap]]:
@@ -59,26 +65,34 @@ def list_kernels() -> list[str]:
 
 
 def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> type[FeatureMap]:
-    """Return the class of ``kernel`` after checking the name, the width and the option names.
+    """Return the class of ``kernel`` after checking the name, the width, and the options' names and types.
 
     Raises:
-        AttnExtError: unknown kernel or option (the nearest is suggested), or ``num_features`` not a whole
-            number from 1.
+        AttnExtError: unknown kernel or option (the nearest is suggested), an option of the wrong type, or
+            ``num_features`` not a whole number from 1 to 65536.
     """
     table = _table()
-    if kernel not in table:
+    if not isinstance(kernel, str) or kernel not in table:
         known = ", ".join(sorted(table))
         raise AttnExtError(f"unknown kernel {kernel!r}.{suggest(kernel, table)} Known kernels: {known}")
     if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
         raise AttnExtError(f"num_features must be a whole number of at least 1, got {num_features!r}")
+    if num_features > _MOST_FEATURES:
+        raise AttnExtError(f"num_features must be at most {_MOST_FEATURES}, got {num_features!r}")
     cls = table[kernel]
-    allowed = [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", *_FIXED)]
-    for name in options:
+    if not isinstance(options, Mapping):
+        raise AttnExtError(f"kernel options must be a mapping of names to values, got {options!r}")
+    parameters = inspect.signature(cls.__init__).parameters
+    allowed = [name for name in parameters if name not in ("self", *_FIXED)]
+    for name, value in options.items():
         if name not in allowed:
             listed = ", ".join(allowed) or "none"
             raise AttnExtError(
                 f"kernel {kernel!r} has no option {name!r}.{suggest(name, allowed)} Its options: {listed}"
             )
+        wanted = _annotation(parameters[name])
+        if not _fits(value, wanted):
+            raise AttnExtError(f"kernel {kernel!r}: option {name!r} must be {_OPTION_TYPES[wanted]}, got {value!r}")
     return cls
 
 
@@ -99,7 +113,8 @@ def make_feature_map(
         A :class:`FeatureMap` in float32.
 
     Raises:
-        AttnExtError: unknown kernel or option, or a size below 1.
+        AttnExtError: unknown kernel or option, an option of the wrong type, a size below 1, or a seed
+            that is no whole number from 0.
 
     Example:
         >>> make_feature_map("flexformer_c", num_heads=12, head_dim=64, num_features=64).feature_dim
@@ -109,7 +124,27 @@ def make_feature_map(
     for name, value in (("num_heads", num_heads), ("head_dim", head_dim)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise AttnExtError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise AttnExtError(f"seed must be a whole number from 0, below 2**63, got {seed!r}")
+    parameters = inspect.signature(cls.__init__).parameters
+    for name, value in options.items():
+        if isinstance(value, int) and _annotation(parameters[name]).startswith("float"):
+            options[name] = float(value)  # an integer would make integer parameters
     return cls(num_heads, head_dim, num_features, seed=seed, **options)
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    """The type that a kernel's signature states, as text, whether its annotations are evaluated or not."""
+    stated = parameter.annotation
+    return stated.__name__ if isinstance(stated, type) else str(stated)
+
+
+def _fits(value: Any, wanted: str) -> bool:
+    if wanted == "bool":
+        return isinstance(value, bool)
+    if wanted not in _OPTION_TYPES or (value is None and wanted.endswith("None")):
+        return True
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _table() -> dict[str, type[FeatureMap]]:

@@ -42,6 +42,7 @@ def evaluate(
     from ..training.encoding import Collator, encode
     from ..training.finetune import evaluate_task
     from ..training.labels import match_teacher
+    from ..training.teacher import check_fits
 
     file = _is_file(data)
     config = DataConfig(
@@ -61,10 +62,12 @@ def evaluate(
     examples = task.validation
     if len(names) > 1:
         examples.labels = _as_outputs(examples.labels, order)
+    encoded = encode(examples, tokenizer, max_length)
+    check_fits(loaded.config, model, encoded)
     accelerator = Accelerator()
     scores = evaluate_task(
         loaded.to(accelerator.device),
-        encode(examples, tokenizer, max_length),
+        encoded,
         Collator(tokenizer),
         task.labels.task,
         accelerator,

@@ -115,7 +115,7 @@ def check_repo_id(repo_id: str) -> None:
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
-        validate_repo_id(repo_id)
+        validate_repo_id(repo_id if isinstance(repo_id, str) else "")
     except HFValidationError:
         raise AttnExtError(
             f"{repo_id!r} is not a repository name: write 'user/name', letters, digits, '-', '_' and '.' only"

@@ -153,7 +153,10 @@ def _check_model(model: Any) -> None:
             f"cannot be swapped; supported: {listed}"
         )
     if any(getattr(model.config, key, None) is not None for key in model.config.sub_configs):
-        raise AttnExtError(f"{name} is made of several models; load and convert one of them; supported: {listed}")
+        raise AttnExtError(
+            f"{name} is made of several models and is not converted: a converted part would be reloaded as softmax with "
+            f"the whole; supported: {listed}"
+        )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise AttnExtError(f"{name} has weights that are not in memory (offloaded or meta); load it whole first")
 

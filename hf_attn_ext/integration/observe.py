@@ -70,7 +70,10 @@ def softmax_stream(model: nn.Module, on_layer: Callable[[AttentionCall], Any]) -
 
 
 def calibrate(
-    model: nn.Module, batches: Iterable[Mapping[str, Any]], *, device: torch.device | str | None = None
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]] | Mapping[str, Any],
+    *,
+    device: torch.device | str | None = None,
 ) -> dict[str, QKStatistics]:
     """Data-aware initialisation of every feature map, from the queries and keys of a few batches.
 
@@ -79,14 +82,15 @@ def calibrate(
 
     Args:
         model: a converted model.
-        batches: dictionaries of the model's inputs; entries that are no tensors, and ``labels``, are left out.
+        batches: dictionaries of the model's inputs, or one such; entries that are no tensors, and ``labels``, are
+            left out.
         device: where to put the batches; None is the model's device.
 
     Returns:
         The statistics by layer name.
 
     Raises:
-        AttnExtError: the model has no feature maps, or the batches hold no real token.
+        AttnExtError: the model has no feature maps, a batch is no dictionary, or the batches hold no real token.
 
     Example:
         >>> hax.calibrate(model, [tokenizer(texts, padding=True, return_tensors="pt")])  # doctest: +SKIP
@@ -99,7 +103,10 @@ def calibrate(
 
 @torch.no_grad()
 def collect_statistics(
-    model: nn.Module, batches: Iterable[Mapping[str, Any]], *, device: torch.device | str | None = None
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]] | Mapping[str, Any],
+    *,
+    device: torch.device | str | None = None,
 ) -> dict[str, QKStatistics]:
     """The first half of :func:`calibrate`: moments by layer name, additive over batches and processes.
 
@@ -117,7 +124,12 @@ def collect_statistics(
     model.eval()
     try:
         with softmax_stream(model, update):
-            for batch in batches:
+            for batch in [batches] if isinstance(batches, Mapping) else batches:
+                if not isinstance(batch, Mapping):
+                    raise AttnExtError(
+                        f"batches must be dictionaries of the model's inputs, got {type(batch).__name__}; "
+                        "tokenizer(texts, padding=True, return_tensors='pt') makes one"
+                    )
                 model(**{name: x.to(device) for name, x in batch.items() if torch.is_tensor(x) and name != "labels"})
     finally:
         for module, training in modes:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from ..errors import AttnExtError
 from .files import read_json, remove, replace_folder, sweep, temporary, write_json
@@ -35,7 +36,7 @@ class LoopState:
     best_step: int | None = None
     best_score: float | None = None
     best_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    window: dict[str, float] = dataclasses.field(default_factory=dict)
+    window: dict[str, float | Tensor] = dataclasses.field(default_factory=dict)
     units: float = 0.0
 
 
@@ -80,7 +81,8 @@ class CheckpointStore:
         stage.save_state(beside)
         torch.save(_random_states(), beside / f"random-{self.accelerator.process_index}.pt")
         if self.accelerator.is_main_process:
-            write_json(beside / "loop.json", dataclasses.asdict(state))
+            window = {name: float(value) for name, value in state.window.items()}
+            write_json(beside / "loop.json", dataclasses.asdict(dataclasses.replace(state, window=window)))
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             replace_folder(beside, final)

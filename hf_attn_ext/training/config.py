@@ -8,6 +8,7 @@ names it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -312,6 +313,8 @@ def check_values(config: DistillConfig) -> None:
             for limit, (low, high) in _LIMITS.items():
                 where, field = limit.split(".")
                 number = getattr(value, field, None) if where == kind else None
+                if number == math.inf:
+                    raise AttnExtError(f"field '{section.name}.{field}' must be finite, got {number!r}")
                 if number is not None and not (number >= low and (high is None or number <= high)):
                     span = f"at least {low}" if high is None else f"between {low} and {high}"
                     raise AttnExtError(f"field '{section.name}.{field}' must be {span}, got {number!r}")

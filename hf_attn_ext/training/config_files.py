@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise AttnExtError(f"field {key!r} in line {key_node.start_mark.line + 1} is no name")
             if key in seen:
                 raise AttnExtError(f"field {key!r} is given twice, again in line {key_node.start_mark.line + 1}")
             seen.add(key)
@@ -81,8 +83,13 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> DistillConfi
     """
     path = Path(path)
     if not path.is_file():
-        raise AttnExtError(f"config file {str(path)!r} does not exist")
-    mapping = _parse(path.read_text(encoding="utf-8"), str(path))
+        problem = "is a folder; name a YAML file" if path.is_dir() else "does not exist"
+        raise AttnExtError(f"config file {str(path)!r} {problem}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise AttnExtError(f"config file {str(path)!r} is no UTF-8 text: {error}") from error
+    mapping = _parse(text, str(path))
     if not isinstance(mapping, Mapping):
         raise AttnExtError(f"{path}: must be a mapping of sections, got {mapping!r}")
     return DistillConfig.from_dict(apply_overrides(mapping, overrides), where=str(path))

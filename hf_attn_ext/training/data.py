@@ -178,6 +178,8 @@ def _load_table(config: DataConfig, path: str | None, subset: str | None, names:
             )
         except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
             cause = error.__cause__ or error
+            if "corresponds to no data" in str(cause):
+                raise AttnExtError(f"field '{where}': {', '.join(map(str, files))}: there are no examples") from error
             line = str(cause).strip().splitlines()[-1] if str(cause).strip() else type(cause).__name__
             raise AttnExtError(f"field '{where}': cannot read {', '.join(map(str, files))}: {line}") from error
 

@@ -157,18 +157,20 @@ def _one_step(
 ) -> None:
     rows = order.rank_batches(state.step, accelerator.process_index)
     batches = [collate([data[int(row)] for row in batch]) for batch in rows]
-    units = torch.tensor(float(sum(stage.units(batch) for batch in batches)), device=accelerator.device)
-    total = float(accelerator.reduce(units, reduction="sum"))
+    units = total = float(sum(stage.units(batch) for batch in batches))
+    if accelerator.num_processes > 1:
+        total = float(accelerator.reduce(torch.tensor(units, device=accelerator.device), reduction="sum"))
     for group, peak in zip(stage.optimizer.param_groups, stage.peaks, strict=True):
         group["lr"] = peak * learning_rate_factor(config, state.step, steps)
     for batch in batches:
         batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
         for name, value in stage.backward(batch, 1.0 / total, state.step).items():
-            state.window[name] = state.window.get(name, 0.0) + float(value)
+            # not read here: that would make the host wait for the device
+            state.window[name] = state.window.get(name, 0.0) + value
     stage.finish_gradients(config.max_grad_norm)
     stage.optimizer.step()
     stage.optimizer.zero_grad()
-    state.units += float(units)
+    state.units += units
     state.step += 1
 
 
@@ -177,7 +179,7 @@ def _log(
 ) -> None:
     """Write the mean training losses since the last record, over all processes."""
     names = sorted(state.window)
-    sums = torch.tensor([*(state.window[name] for name in names), state.units], dtype=torch.float64)
+    sums = torch.tensor([*(float(state.window[name]) for name in names), state.units], dtype=torch.float64)
     sums = accelerator.reduce(sums.to(accelerator.device, torch.float32), reduction="sum").tolist()
     losses = {name: value / sums[-1] for name, value in zip(names, sums, strict=False)}
     bad = [name for name, value in losses.items() if not math.isfinite(value)]

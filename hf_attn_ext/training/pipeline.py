@@ -34,7 +34,7 @@ from .launch import make_accelerator
 from .loop import number_of_steps, train
 from .results import collect
 from .run_folder import RunFolder
-from .teacher import load_tokenizer, open_teacher
+from .teacher import check_fits, load_tokenizer, open_teacher
 from .transfer import TransferStage, evaluate_transfer, output_scales
 
 CALIBRATION_ROWS = 8  # sequences in one forward pass
@@ -128,6 +128,8 @@ class _Run:
         prepare = pack if config.stage1.packing else encode
         self.stage1_train = prepare(source.train, self.tokenizer, stage1_length)
         self.stage1_held_out = prepare(source.validation, self.tokenizer, stage1_length)
+        for split in (self.train, self.validation, self.test, self.stage1_train, self.stage1_held_out):
+            check_fits(self.teacher.host_config, config.model.name, split)
         drawn = np.random.default_rng([config.data.split_seed, 6]).permutation(len(self.stage1_held_out))
         self.stage1_rows = drawn[: config.stage1.eval_sequences]
 

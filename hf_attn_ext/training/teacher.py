@@ -12,8 +12,10 @@ import transformers
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from ..errors import AttnExtError
+from ..integration.families import stock_type
 from .config import ModelConfig
 from .data import TaskData
+from .encoding import EncodedSplit
 from .labels import match_teacher
 
 T = TypeVar("T")
@@ -37,7 +39,11 @@ def load_tokenizer(config: ModelConfig) -> Any:
         raise AttnExtError(
             f"field 'model.{'tokenizer' if config.tokenizer else 'name'}': folder {name!r} does not exist"
         )
-    return _opened(lambda: AutoTokenizer.from_pretrained(name, revision=config.revision), f"tokenizer of {name!r}")
+    tokenizer = _opened(lambda: AutoTokenizer.from_pretrained(name, revision=config.revision), f"tokenizer of {name!r}")
+    # Where the files are missing, the host makes a tokenizer that knows no word, and every text becomes unknowns.
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        raise AttnExtError(f"{name!r} has no tokenizer (no vocabulary); save one there, or set model.tokenizer")
+    return tokenizer
 
 
 @dataclasses.dataclass
@@ -115,13 +121,39 @@ def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teache
     return Teacher(config, host, head_trained)
 
 
-def _check_length(host: Any, name: str, max_length: int) -> None:
+def check_fits(host: Any, name: str, encoded: EncodedSplit) -> None:
+    """Raise AttnExtError for texts that the model has no embeddings for: a token id or a position out of range.
+
+    Args:
+        host: the model's transformers configuration.
+        name: what the message calls the model.
+        encoded: the tokenised texts.
+    """
+    largest, longest = int(encoded.ids.max()), int(encoded.lengths.max())
+    vocabulary, positions = getattr(host, "vocab_size", None), _positions(host)
+    if vocabulary is not None and largest >= vocabulary:
+        raise AttnExtError(
+            f"this tokenizer is not that of model {name!r}: it gives the token id {largest}, and the model knows ids "
+            f"below {vocabulary}"
+        )
+    if positions is not None and longest > positions:
+        raise AttnExtError(
+            f"a text has {longest} tokens, but model {name!r} has only {positions} positions: lower the max length"
+        )
+
+
+def _positions(host: Any) -> int | None:
     positions = getattr(host, "max_position_embeddings", None)
-    if positions is None:
-        return
-    if host.model_type in ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"):
+    if positions is None or positions < 0:  # XLNet says -1
+        return None
+    if stock_type(host.model_type) in ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"):
         positions -= (host.pad_token_id or 0) + 1  # these count positions from the padding index on
-    if max_length > positions:
+    return positions
+
+
+def _check_length(host: Any, name: str, max_length: int) -> None:
+    positions = _positions(host)
+    if positions is not None and max_length > positions:
         raise AttnExtError(f"max_length is {max_length}, but model {name!r} has only {positions} positions")
 
 

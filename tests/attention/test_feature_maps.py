@@ -1,6 +1,7 @@
 """The laws of each kernel: positive semidefinite, its limits, its relations to the others."""
 
 import math
+import textwrap
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hf_attn_ext.attention import (
     Features,
     QKStatistics,
     attention_weights,
+    linear_attention,
     list_kernels,
     make_feature_map,
     register_kernel,
@@ -241,6 +243,19 @@ def test_phase_scale_sets_the_spread_of_phases():
     torch.testing.assert_close((x @ scaled.mT).square().mean((1, 2)).sqrt(), torch.full((2,), 0.7, dtype=torch.float64))
 
 
+def test_the_documented_example_of_a_kernel_runs_in_half_precision():
+    from hf_attn_ext.attention import registry
+
+    example = textwrap.dedent(registry.__doc__.partition("in one file:\n")[2].partition("\nAfter that")[0])
+    try:
+        exec(example, {})
+        feature_map = make_feature_map("squared_relu", 2, 4, 3).bfloat16()
+        q, k, v = torch.randn(3, 1, 2, 5, 4).bfloat16()
+        assert linear_attention(q, k, v, feature_map).isfinite().all()
+    finally:
+        registry._KERNELS.pop("squared_relu", None)
+
+
 def test_a_kernel_of_ones_own():
     @register_kernel("test_squared_relu")
     class SquaredReLU(FeatureMap):
@@ -267,6 +282,9 @@ def test_a_kernel_of_ones_own():
         (("hedgehog", 2, 4, 0), ["num_features", "0"]),
         (("hedgehog", 2, 4, 2.5), ["num_features", "2.5"]),
         (("hedgehog", 0, 4, 2), ["num_heads", "0"]),
+        (("hedgehog", 2, 4, 2**16 + 1), ["num_features", "at most 65536", "65537"]),
+        (("hedgehog", 2, 4, 3, -1), ["seed", "-1"]),
+        (("hedgehog", 2, 4, 3, "x"), ["seed", "'x'"]),
     ],
 )
 def test_bad_arguments_are_named(arguments, words):
@@ -278,6 +296,26 @@ def test_bad_arguments_are_named(arguments, words):
 def test_unknown_option_is_named_with_the_nearest():
     with pytest.raises(AttnExtError, match="no option 'roh'. Did you mean 'rho'?"):
         make_feature_map("flexformer_n", 2, 4, 3, roh=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options", "words"),
+    [
+        ("flexformer_c", {"rho": "x"}, ["'rho'", "finite number", "'x'"]),
+        ("flexformer_c", {"affine": 1}, ["'affine'", "true or false", "1"]),
+        ("flexformer_s", {"frequency_std": float("inf")}, ["'frequency_std'", "inf"]),
+        ("hedgehog", {"weight_std": None}, ["'weight_std'", "None"]),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_named(kernel, options, words):
+    with pytest.raises(AttnExtError) as caught:
+        make_feature_map(kernel, 2, 4, 3, **options)
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+def test_an_integer_does_where_a_number_is_asked_for():
+    ours = make_feature_map("flexformer_c", 2, 4, 3, key_normaliser=1, spread=None).state_dict()
+    assert ours["key_normaliser"].equal(torch.ones(2))
 
 
 def test_a_name_cannot_be_taken_twice():

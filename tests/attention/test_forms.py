@@ -177,6 +177,12 @@ def test_weights_of_a_subset_of_queries():
         ({"k": torch.zeros(2, 2, 5, 4), "v": torch.zeros(2, 2, 5, 4)}, "batch size"),
         ({"causal": True}, "causal"),
         ({"order": object()}, "order"),
+        ({"v": torch.zeros(1, 2, 5, 4, dtype=torch.int64)}, "value has dtype torch.int64"),
+        ({"q": torch.zeros(1, 2, 5, 4, dtype=torch.complex64)}, "query has dtype torch.complex64"),
+        ({"scaling": -1.0}, "scaling"),
+        ({"scaling": float("nan")}, "nan"),
+        ({"dropout_p": 1.0}, "dropout_p"),
+        ({"dropout_p": -0.1}, "-0.1"),
     ],
 )
 def test_bad_input_is_named(change, message):
@@ -184,3 +190,21 @@ def test_bad_input_is_named(change, message):
     with pytest.raises(AttnExtError) as caught:
         linear_attention(feature_map=make_feature_map("hedgehog", 2, 4, 3), **arguments)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_mask_for_another_batch_size_is_named():
+    q, k, v = inputs(2, 2, 5, 4)
+    feature_map = build("hedgehog", 2, 4)
+    one, three = (torch.ones(batch, 5, 5, dtype=torch.bool) for batch in (1, 3))
+    torch.testing.assert_close(naive_attention(q, k, v, feature_map, mask=one), naive_attention(q, k, v, feature_map))
+    with pytest.raises(AttnExtError, match=r"\(3, 5, 5\)"):
+        naive_attention(q, k, v, feature_map, mask=three)
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+def test_no_key_at_all_gives_zero(kernel):
+    q, k, v = inputs(2, 2, 5, 4)
+    feature_map = build(kernel, 2, 4)
+    for attention in (linear_attention, naive_attention):
+        assert attention(q, k[:, :, :0], v[:, :, :0], feature_map).eq(0).all()
+        assert attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], feature_map).shape == (2, 2, 0, 4)

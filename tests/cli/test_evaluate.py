@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from tests.cli import models
+from tests.training import small
 
 TEXTS = [
     ("the film is good", "good"),
@@ -80,6 +81,25 @@ def test_mistakes(run, ours, masked_lm, reviews, tmp_path):
     assert "no-such" in run("evaluate", ours, "--data", reviews, "--out", tmp_path / "no-such" / "x").mistake()
     (tmp_path / "labels.csv").write_text("text,label\nthe film,superb\na plot,bad\n")
     assert "'superb'" in run("evaluate", ours, "--data", tmp_path / "labels.csv").mistake()
+
+
+def test_texts_longer_than_the_model(run, ours, tmp_path):
+    (tmp_path / "long.csv").write_text(f"text,label\n{'good film ' * 50},good\na plot,bad\n")
+    message = run("evaluate", ours, "--data", tmp_path / "long.csv", "--max-length", 41).mistake()
+    assert "41 tokens" in message and "40 positions" in message
+    scores(run("evaluate", ours, "--data", tmp_path / "long.csv", "--max-length", 40))
+
+
+def test_texts_longer_than_a_model_that_counts_positions_from_its_padding_index(run, tmp_path):
+    stock = small.save_model(tmp_path / "stock", head=True, id2label={0: "bad", 1: "good"})
+    assert run("convert", stock, "--num-features", 4, "--out", tmp_path / "ours").code == 0
+    small.save_csv(
+        tmp_path / "long.csv", [{"text": "good film " * 50, "label": "good"}, {"text": "bad", "label": "bad"}]
+    )
+    for folder in (stock, tmp_path / "ours"):
+        message = run("evaluate", folder, "--data", tmp_path / "long.csv", "--max-length", 39).mistake()
+        assert "39 tokens" in message and "38 positions" in message
+        scores(run("evaluate", folder, "--data", tmp_path / "long.csv", "--max-length", 38))
 
 
 def test_labels_that_do_not_match_in_number(run, reviews, tmp_path):

@@ -156,7 +156,7 @@ def test_without_a_network_a_dry_run_works_and_an_upload_is_one_line(tmp_path):
     process.stop()
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "me/with space", "me/..", "", "-me/x-"])
+@pytest.mark.parametrize("name", ["a/b/c", "me/with space", "me/..", "", "-me/x-", None])
 def test_a_bad_repository_name_is_refused_before_anything_else(tmp_path, name):
     with pytest.raises(AttnExtError, match="is not a repository name") as caught:
         push_folder(converted_folder(tmp_path / "model"), name, dry_run=True)

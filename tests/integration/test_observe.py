@@ -97,6 +97,16 @@ def test_calibrate_sees_real_tokens_only_and_changes_the_maps(model):
     assert torch.allclose(statistics[hax.converted_layers(model)[0].name].key_mean, first.mean(0), atol=1e-6)
 
 
+def test_calibrate_takes_one_batch_and_names_what_is_none(model):
+    hax.convert(model, tiny.KERNEL)
+    batch = tiny.inputs()
+    one, listed = hax.calibrate(model, batch), hax.calibrate(model, [batch])
+    assert all(one[name].key_mean.equal(listed[name].key_mean) for name in listed)
+    for wrong, kind in ((["a text"], "str"), ([batch["input_ids"]], "Tensor")):
+        with pytest.raises(AttnExtError, match=f"dictionaries.*got {kind};"):
+            hax.calibrate(model, wrong)
+
+
 def test_calibrate_without_data_is_an_error(model):
     hax.convert(model, tiny.KERNEL)
     with pytest.raises(AttnExtError):

@@ -70,6 +70,9 @@ def test_every_field_is_documented(kind):
         (["trakking.trackers=[x]"], ["'trakking'", "'tracking'"]),
         (["mixed_precision=bf61"], ["'mixed_precision'", "'bf61'", "'bf16'"]),
         (["seed=-1"], ["'seed'", "-1"]),
+        (["stage1.lr=.inf"], ["'stage1.lr'", "finite", "inf"]),
+        (["stage1.lr=.nan"], ["'stage1.lr'", "nan"]),
+        (["kernel.kernel_options={rho: x}"], ["'rho'", "'x'"]),
         (["processes=0"], ["'processes'", "0"]),
         (["stage1"], ["'stage1'", "section.field=value"]),
         (["seed.deep=1"], ["seed", "no section"]),
@@ -96,6 +99,22 @@ def test_a_missing_file_and_a_broken_one(tmp_path):
         load_config(write(tmp_path, MINIMAL, "seed: 1\nseed: 2\n"))
     with pytest.raises(AttnExtError, match="'model.name' is missing"):
         load_config(write(tmp_path, {**MINIMAL, "model": {}}))
+
+
+def test_files_that_are_no_config(tmp_path):
+    with pytest.raises(AttnExtError, match="is a folder"):
+        load_config(tmp_path)
+    path = tmp_path / "config.yaml"
+    path.write_bytes("model: {name: caf\xe9}".encode("latin-1"))
+    with pytest.raises(AttnExtError, match="config.yaml.*UTF-8"):
+        load_config(path)
+    path.write_text("? [a, b]\n: 3\n")
+    with pytest.raises(AttnExtError, match=r"\['a', 'b'\] in line 1 is no name"):
+        load_config(path)
+
+
+def test_mixed_precision_no_may_go_unquoted(tmp_path):
+    assert load_config(write(tmp_path, MINIMAL), ["mixed_precision=no"]).mixed_precision == "no"
 
 
 def test_numbers_as_people_write_them(tmp_path):

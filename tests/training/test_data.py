@@ -140,6 +140,9 @@ def test_unreadable_files(tmp_path):
             (tmp_path / name).write_text("x")
         with pytest.raises(AttnExtError, match=said):
             load(tmp_path / name)
+    (tmp_path / "header.csv").write_text("text,label\n")
+    with pytest.raises(AttnExtError, match="header.csv.*there are no examples"):
+        load(tmp_path / "header.csv")
     broken = tmp_path / "broken.json"
     broken.write_text('[{"text": "a", "label": 1}, {')
     with pytest.raises(AttnExtError, match="broken.json") as caught:

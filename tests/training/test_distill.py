@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import GeneralTracker
 from rich.console import Console
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, RobertaModel, XLNetConfig, XLNetModel
 
 import hf_attn_ext.integration  # noqa: F401
 from hf_attn_ext import AttnExtError
@@ -284,6 +284,25 @@ def test_mistakes_are_one_line(root, sections, said):
     assert "\n" not in str(caught.value)
     if "finite" not in said:  # found before anything is written, so the folder is free for the mended run
         assert not (root / name).exists()
+
+
+def test_a_model_without_a_tokenizer_or_with_anothers(root, tmp_path):
+    bare = tmp_path / "bare"
+    RobertaModel(small.host_config()).save_pretrained(bare)
+    with pytest.raises(AttnExtError, match="bare' has no tokenizer"):
+        distill(short(root, "bare", model={"name": str(bare)}))
+    narrow = small.save_model(tmp_path / "narrow", vocab_size=9)
+    with pytest.raises(AttnExtError, match="not that of model .*narrow.* knows ids below 9"):
+        distill(short(root, "narrow", model={"name": str(narrow)}))
+    assert not (root / "bare").exists() and not (root / "narrow").exists()
+
+
+def test_a_model_whose_attention_cannot_be_swapped_is_refused_for_that(root, tmp_path):
+    folder = tmp_path / "xlnet"
+    XLNetModel(XLNetConfig(d_model=16, n_layer=1, n_head=2, d_inner=32, vocab_size=40)).save_pretrained(folder)
+    small.save_tokenizer(folder)
+    with pytest.raises(AttnExtError, match="'xlnet'.*cannot be swapped; supported: bert, roberta"):
+        distill(short(root, "xlnet", model={"name": str(folder)}))
 
 
 def test_labels_that_do_not_match_the_teachers(tmp_path):

@@ -42,7 +42,8 @@ def linear_attention(
         (B, H, N, d_v) in v's dtype. A sequence without any real token gives 0.
 
     Raises:
-        AttnExtError: shapes that don't fit; ``causal`` or ``order``.
+        AttnExtError: shapes or dtypes that don't fit; ``causal`` or ``order``; ``dropout_p`` or ``scaling`` out of
+            range.
 
     Example:
         >>> feature_map = make_feature_map("flexformer_c", num_heads=2, head_dim=8, num_features=16)
@@ -56,6 +57,8 @@ def linear_attention(
             f"linear_attention has no linear-time form for {asked} yet; naive_attention computes it densely"
         )
     check_inputs(q, k, v, feature_map, key_padding_mask)
+    if not 0 <= dropout_p < 1:
+        raise AttnExtError(f"dropout_p must lie between 0 and 1, 1 excluded, got {dropout_p!r}")
     with torch.autocast(q.device.type, enabled=False):
         query, key = map_pair(q, k, feature_map, key_padding_mask, scaling)
         values = v.to(key.features.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,9 @@ def check_inputs(
     query: Tensor, key: Tensor, value: Tensor | None, feature_map: FeatureMap, key_padding_mask: Tensor | None
 ) -> None:
     """Raise :class:`AttnExtError` where shapes don't fit together, naming the shape."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if torch.is_tensor(x) and not x.is_floating_point():
+            raise AttnExtError(f"{name} has dtype {x.dtype}; attention takes float16, bfloat16, float32 or float64")
     heads, head_dim = feature_map.num_heads, feature_map.head_dim
     for name, x in (("query", query), ("key", key)):
         if x.ndim != 4 or x.shape[1] != heads or x.shape[3] != head_dim:
@@ -46,6 +51,8 @@ def map_pair(
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key = query.to(dtype), key.to(dtype)
     if scaling is not None:
+        if not 0 <= scaling < math.inf:
+            raise AttnExtError(f"scaling must be a finite number from 0, got {scaling!r}")
         factor = (scaling * feature_map.head_dim**0.5) ** 0.5
         if abs(factor - 1) > 1e-9:
             query, key = query * factor, key * factor

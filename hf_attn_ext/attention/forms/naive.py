@@ -89,7 +89,8 @@ def _allowed(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor 
     size = (q.shape[2], k.shape[2])
     allowed = None
     if mask is not None:
-        if mask.dtype != torch.bool or mask.ndim not in (2, 3) or tuple(mask.shape[-2:]) != size:
+        fits = mask.ndim == 2 or (mask.ndim == 3 and mask.shape[0] in (1, k.shape[0]))
+        if mask.dtype != torch.bool or not fits or tuple(mask.shape[-2:]) != size:
             raise AttnExtError(
                 f"mask must be bool of shape {size} or (batch, {size[0]}, {size[1]}), True = may attend; "
                 f"got {mask.dtype} {tuple(mask.shape)}"
