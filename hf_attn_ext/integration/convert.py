@@ -154,7 +154,7 @@ def _check_model(model: Any) -> None:
         )
     if any(getattr(model.config, key, None) is not None for key in model.config.sub_configs):
         raise AttnExtError(
-            f"{name} is made of several models and is not converted: a converted part would be reloaded as softmax with "
+            f"{name} is made of several models and is not converted: a converted part would reload as softmax with "
             f"the whole; supported: {listed}"
         )
     if any(parameter.is_meta for parameter in model.parameters()):
