@@ -1,18 +1,19 @@
 """The honest comparison: every kernel, equal features, steps and data, on films that no kernel has seen.
 
-    python examples/compare_kernels.py                          # 128 and 512 tokens, three seeds: about an
-    hour, two cores python examples/compare_kernels.py --lengths 128 --seeds 0  # a part of it
+    python examples/compare_kernels.py                          # 128 and 512 tokens, three seeds: an hour, two cores
+    python examples/compare_kernels.py --lengths 128 --seeds 0  # a part of it
 
-The task: a page of review sentences about one film; predict the valence (-4 to 4, rated by people) of the
-first sentence. Attention has to keep the rest of the page out of it. Pages are split by film, and hold up to
-128 or 512 tokens.
+The task: a sentence of a review, followed by a page of other sentences about the same film; predict the valence (-4 to
+4, rated by people) of the sentence. Attention has to keep the rest of the page out of it. Pages are split by film, and
+hold up to 128 or 512 tokens.
 
-For each length: one teacher (MiniLM, fine-tuned) and one control without attention. Then, for each kernel that
-has something to train, its stage-1 learning rate is chosen on the validation films, over the same grid for
-all; then, for each seed, stage 1 and stage 2. Reported on the test films: output error (relative squared error
-of a head's output; beside it, the same without the square), KL to softmax, and the task's Pearson correlation
-after each stage. Means and standard deviations over seeds. A stopped comparison goes on when the same command
-is given again. Writes OUT/comparison.json, .md and .png.
+For each length: one teacher (MiniLM, fine-tuned) and one control without attention. For each kernel that has something
+to train, the learning rate of stage 1 is chosen on the validation films, over the same grid for all, on pages of 128
+tokens; then, for each seed, stage 1 and stage 2. Reported on the test films: output error (relative squared error of a
+head's output; beside it, the same without the square), KL to softmax, and the task's Pearson correlation after each
+stage. Means and standard deviations over seeds.
+
+A stopped comparison goes on when the same command is given again. Writes OUT/comparison.json, .md and .png.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ def write_pages(folder: Path, length: int, budget: dict[str, int]) -> None:
 class Comparison:
     """All runs of one page length, each a resumable distillation of the library's."""
 
-    def __init__(self, length: int, options: argparse.Namespace):
+    def __init__(self, length: int, options: argparse.Namespace, tuner: Comparison | None = None):
         self.length, self.options = length, options
+        self.tuner = tuner or self  # whose pages choose the learning rates
         self.budget = {name: max(1, round(value * options.scale)) for name, value in BUDGETS[length].items()}
         self.budget["batch"] = BUDGETS[length]["batch"]
         self.folder = Path(options.out) / str(length)
@@ -188,7 +190,7 @@ class Comparison:
         return float(min(losses, key=losses.get)) if losses else 0.0, losses
 
     def kernel(self, kernel: str, seeds: list[int]) -> dict[str, Any]:
-        lr, losses = self.choose_lr(kernel)
+        lr, losses = self.tuner.choose_lr(kernel)
         # stage 1 is measured on the validation split: here these are the test films, which chose nothing
         test = {**self.data(), "validation": "test.csv"}
         rows = []
@@ -298,8 +300,10 @@ def main() -> None:
         sys.exit(_fail(str(error)))
     report: dict[str, Any] = {}
     try:
+        tuner = Comparison(min(BUDGETS), options)
+        tuner.baselines()
         for length in lengths:
-            comparison = Comparison(length, options)
+            comparison = Comparison(length, options, tuner)
             print(f"[compare] {length} tokens: teacher and control", file=sys.stderr, flush=True)
             part = report[str(length)] = {
                 "baselines": comparison.baselines(),
