@@ -276,8 +276,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
                 base = part["baselines"]
                 axis.axvline(base["teacher"], color="#1f4fa3", linestyle="--", label="teacher")
                 axis.axvline(base["control"], color="#b23b3b", linestyle=":", label="control")
-                axis.set_xlim(left=max(0, min([base["control"], *means]) - 0.1))
-                axis.legend(fontsize=8, loc="lower left")
+                axis.set_xlim(left=min(0, *means))
+                axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2, frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
