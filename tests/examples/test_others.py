@@ -52,7 +52,7 @@ def test_compare_kernels(small_comparison, tmp_path, capsys):
     assert (tmp_path / "compared" / "comparison.png").stat().st_size > 1000
     pages = tmp_path / "compared" / "128" / "pages"
     films = [{row["movie"] for row in csv.DictReader(open(pages / f"{name}.csv"))} for name in ("train", "test")]
-    assert all(films)
+    assert all(films) and films[0].isdisjoint(films[1])
 
 
 @pytest.mark.parametrize(("option", "value"), [("--kernels", "hedghog"), ("--lengths", "100")])
