@@ -35,7 +35,7 @@ from assets import AssetError, ensure  # noqa: E402
 from hf_attn_ext.errors import AttnExtError, suggest  # noqa: E402
 
 # name: (num_features for 128 features, or 136; learning rates of stage 1 to choose from)
-GRID = (1e-2, 2e-2, 4e-2)
+GRID = (1e-2, 2e-2, 4e-2, 8e-2)
 KERNELS: dict[str, tuple[int, tuple[float, ...]]] = {
     "flexformer_c": (64, GRID),
     "hedgehog": (64, GRID),
@@ -44,12 +44,14 @@ KERNELS: dict[str, tuple[int, tuple[float, ...]]] = {
     "flexformer_s": (64, GRID),
     "performer": (128, ()),
 }
-TASK = {"batch_size": 16, "warmup": 0.1, "lr": 1e-4, "group_by_length": True}
+TASK = {"batch_size": 16, "warmup": 0.1, "group_by_length": True}
+TEACHER = {**TASK, "lr": 1e-4}
+STAGE2 = {**TASK, "lr": 3e-5, "feature_map_lr": 3e-4}  # of all kernels and of the control
 # of each length: pages to train on, teacher's, stage 1's and stage 2's steps, sequences a step in stage 1, test
 # pages, and of these the ones that output error and KL are measured on
 BUDGETS = {
     128: {"pages": 4000, "teacher": 60, "stage1": 300, "batch": 3, "stage2": 24, "test": 300, "measured": 64},
-    512: {"pages": 1600, "teacher": 24, "stage1": 200, "batch": 2, "stage2": 8, "test": 120, "measured": 20},
+    512: {"pages": 1600, "teacher": 40, "stage1": 200, "batch": 2, "stage2": 12, "test": 160, "measured": 20},
 }
 QUERIES = 32  # of each sequence enter the loss of stage 1, drawn anew each time
 
@@ -141,31 +143,35 @@ class Comparison:
 
     def stage2(self) -> dict[str, Any]:
         steps = self.budget["stage2"]
-        return {**TASK, "steps": steps, "evaluate_every": steps, "feature_map_lr": 1e-3}
+        return {**STAGE2, "steps": steps, "evaluate_every": steps}
 
     def baselines(self) -> dict[str, Any]:
         """The teacher's scores, and the control's after the same stage 2.
 
-        The teacher learns the task on single sentences first, which is cheap, and then on pages.
+        The teacher learns the task on single sentences first, which is cheap, then on pages of 128, then of 512.
         """
+        if self.tuner is self:
+            first = max(1, round(240 * self.options.scale))
+            sentences = {**TEACHER, "batch_size": 32, "steps": first, "evaluate_every": first}
+            reviews = {**self.data(), "path": str(ensure("reviews")), "text_pair_column": None, "max_length": 64}
+            self.run(
+                "../sentences",
+                "uniform",
+                0,
+                model={"name": str(ensure("minilm"))},
+                data={**reviews, "max_eval_examples": 500},
+                teacher=sentences,
+            )
+            before = self.folder.parent / "sentences"
+        else:
+            before = self.tuner.folder / "teacher"
         steps = self.budget["teacher"]
-        first = max(1, round(240 * self.options.scale))
-        sentences = {**TASK, "batch_size": 32, "steps": first, "evaluate_every": first}
-        reviews = {**self.data(), "path": str(ensure("reviews")), "text_pair_column": None, "max_length": 64}
-        self.run(
-            "../sentences",
-            "uniform",
-            0,
-            model={"name": str(ensure("minilm"))},
-            data={**reviews, "max_eval_examples": 500},
-            teacher=sentences,
-        )
         results = self.run(
             "teacher",
             "uniform",
             0,
-            model={"name": str(self.folder.parent / "sentences" / "teacher")},
-            teacher={**TASK, "steps": steps, "evaluate_every": steps},
+            model={"name": str(before / "teacher")},
+            teacher={**TEACHER, "steps": steps, "evaluate_every": steps},
             stage2=self.stage2(),
         )
         return {
@@ -303,7 +309,7 @@ def main() -> None:
         tuner = Comparison(min(BUDGETS), options)
         tuner.baselines()
         for length in lengths:
-            comparison = Comparison(length, options, tuner)
+            comparison = tuner if length == tuner.length else Comparison(length, options, tuner)
             print(f"[compare] {length} tokens: teacher and control", file=sys.stderr, flush=True)
             part = report[str(length)] = {
                 "baselines": comparison.baselines(),
