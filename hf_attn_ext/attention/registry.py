@@ -38,7 +38,12 @@ if TYPE_CHECKING:
 _KERNELS: dict[str, type[FeatureMap]] = {}
 _FIXED = ("num_heads", "head_dim", "num_features", "seed")
 _MOST_FEATURES = 2**16  # beyond any use, and before a typing slip takes the machine's memory
-_OPTION_TYPES = {"float": "a finite number", "float | None": "a finite number or None", "bool": "true or false"}
+_OPTION_TYPES = {
+    "float": "a finite number",
+    "float | None": "a finite number or None",
+    "bool": "true or false",
+    "int": "a whole number",
+}
 
 
 def register_kernel(name: str) -> Callable[[type[FeatureMap]], type[FeatureMap]]:
@@ -144,7 +149,9 @@ def _fits(value: Any, wanted: str) -> bool:
         return isinstance(value, bool)
     if wanted not in _OPTION_TYPES or (value is None and wanted.endswith("None")):
         return True
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) or (wanted != "int" and isinstance(value, float) and math.isfinite(value))
 
 
 def _table() -> dict[str, type[FeatureMap]]:

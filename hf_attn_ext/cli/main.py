@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import AttnExtError
-from . import card, convert, distill, doctor, evaluate, list_names, push
+from . import bench, card, convert, distill, doctor, evaluate, list_names, push
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -35,13 +35,13 @@ def _execute_package() -> None:
         package.__spec__.loader.exec_module(package)
 
 
-def _add(name: str, command: Callable[..., None]) -> None:
+def _add(name: str, command: Callable[..., None], to: typer.Typer = app) -> None:
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
         _execute_package()
         command(*arguments, **options)
 
-    app.command(name)(run)
+    to.command(name)(run)
 
 
 _add("convert", convert.convert)
@@ -51,6 +51,11 @@ _add("card", card.card)
 _add("push", push.push)
 _add("list", list_names.list_names)
 _add("doctor", doctor.doctor)
+
+benches = typer.Typer(help="Measure speed and memory against softmax and performer-pytorch.", rich_markup_mode=None)
+_add("attention", bench.attention, benches)
+_add("decode", bench.decode, benches)
+app.add_typer(benches, name="bench")
 
 # typer has carried its own copy of click since 0.25; the base class is found from a name that both have.
 _UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

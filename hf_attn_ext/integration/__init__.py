@@ -1,11 +1,13 @@
 """Integration floor, the only one that knows transformers' internals. Importing it registers everything, once."""
 
+from .cache import LinearCache
 from .convert import convert, is_converted, revert
 from .families import supported_model_types
 from .layers import ConvertedLayer, converted_layers, freeze_all_but_feature_maps
 from .models import register_families, register_model_type
 from .observe import AttentionCall, calibrate, collect_statistics, softmax_stream
 from .peft_support import peft_modules_to_save
+from .positions import extend_positions
 from .registry import register
 
 register()
@@ -14,10 +16,12 @@ register_families()
 __all__ = [
     "AttentionCall",
     "ConvertedLayer",
+    "LinearCache",
     "calibrate",
     "collect_statistics",
     "convert",
     "converted_layers",
+    "extend_positions",
     "freeze_all_but_feature_maps",
     "is_converted",
     "peft_modules_to_save",

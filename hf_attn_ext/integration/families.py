@@ -39,12 +39,18 @@ FAMILIES: dict[str, Family] = {
         Family("xlm-roberta", "XLMRobertaSelfAttention"),
         Family("distilbert", "DistilBertSelfAttention"),
         Family("electra", "ElectraSelfAttention"),
+        Family("gpt2", "GPT2Attention"),
+        Family("gpt_neox", "GPTNeoXAttention"),
+        Family("llama", "LlamaAttention"),
+        Family("qwen2", "Qwen2Attention"),
+        Family("qwen3", "Qwen3Attention"),
+        Family("mistral", "MistralAttention"),
     )
 }
 
 # How the host's models call the same two numbers, most usual first.
 _HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
-_HEAD_DIMS = ("attention_head_size", "head_dim")
+_HEAD_DIMS = ("attention_head_size", "head_dim", "head_size")
 
 
 def supported_model_types() -> list[str]:
@@ -74,13 +80,30 @@ def head_classes(model_type: str) -> dict[str, tuple[type, ...]]:
         names = auto._model_mapping._model_mapping.get(model_type)
         if names:
             names = names if isinstance(names, (tuple, list)) else (names,)
-            found[name] = tuple(getattr(transformers, one) for one in names)
+            classes = [getattr(transformers, one) for one in names]
+            # some mappings list a model of another type, built around this one
+            own = tuple(cls for cls in classes if cls.config_class.model_type == model_type)
+            if own:
+                found[name] = own
     return found
 
 
 def is_cross_attention(module: nn.Module) -> bool:
     """Whether ``module`` attends to another sequence; such a module always keeps softmax."""
     return "Cross" in type(module).__name__ or bool(getattr(module, "is_cross_attention", False))
+
+
+def is_causal(module: nn.Module) -> bool:
+    """Whether an attention module's queries see only what comes before them."""
+    return bool(getattr(module, "is_causal", False) or getattr(module, "is_decoder", False))
+
+
+def slides(config: Any, layer_idx: int) -> bool:
+    """Whether a layer's attention is limited to a sliding window."""
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        return types[layer_idx] in ("sliding_attention", "chunked_attention")
+    return getattr(config, "sliding_window", None) is not None
 
 
 @functools.cache

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from ..attention import FeatureMap, make_feature_map
 from ..config import AttnExtConfig
 from ..errors import AttnExtError
-from .families import attention_modules, attention_shape, cross_attention_modules, supported_model_types
+from .families import (
+    attention_modules,
+    attention_shape,
+    cross_attention_modules,
+    slides,
+    supported_model_types,
+)
 
 ATTRIBUTE = "feature_map"
 KEEPS_SOFTMAX = "keeps_softmax"
@@ -121,7 +127,7 @@ def plan_feature_maps(model: nn.Module, config: AttnExtConfig) -> list[tuple[nn.
     """Build the maps of all layers without touching the model: ``(module, layer_idx, map or None for softmax)``.
 
     Raises:
-        AttnExtError: no layer to convert, a layer out of range, causal attention, weights that are not in
+        AttnExtError: no layer to convert, a layer out of range or with a sliding window, weights that are not in
             memory, or an attention module whose head size cannot be found.
     """
     modules = attention_modules(model)
@@ -135,16 +141,34 @@ def plan_feature_maps(model: nn.Module, config: AttnExtConfig) -> list[tuple[nn.
         raise AttnExtError(
             f"layer {outside[0]} is out of range: {name} has {len(modules)} attention layers, 0 to {len(modules) - 1}"
         )
+    sliding = [i for i in range(len(modules)) if slides(model.config, i)]
+    _check_sliding(name, sliding, len(modules), config)
     plan = []
     for layer_idx, (path, module) in enumerate(modules):
-        chosen = config.layers is None or layer_idx in config.layers
-        if getattr(module, "is_causal", False) or getattr(module, "is_decoder", False):
-            raise AttnExtError(
-                f"{name} is causal ({path}): this release swaps bidirectional attention only; supported: "
-                f"{', '.join(supported_model_types())} with is_decoder=False"
-            )
+        chosen = layer_idx not in sliding if config.layers is None else layer_idx in config.layers
         plan.append((module, layer_idx, _build_for(module, path, layer_idx, config) if chosen else None))
     return plan
+
+
+def _check_sliding(name: str, sliding: list[int], count: int, config: AttnExtConfig) -> None:
+    """A linear kernel has no window: such layers keep softmax, and that is said."""
+    asked = [layer for layer in config.layers or () if layer in sliding]
+    if asked:
+        raise AttnExtError(
+            f"layer {asked[0]} of {name} has a sliding window, which a linear kernel does not have; leave it out of "
+            "layers"
+        )
+    if config.layers is None and sliding:
+        if len(sliding) == count:
+            raise AttnExtError(
+                f"every layer of {name} has a sliding window, which a linear kernel does not have; set "
+                "config.sliding_window to None first, if the model may see everything before a token"
+            )
+        warnings.warn(
+            f"layers {', '.join(map(str, sliding))} of {name} have a sliding window and keep softmax; the others are "
+            "converted",
+            stacklevel=5,
+        )
 
 
 def _build_for(module: nn.Module, path: str, layer_idx: int, config: AttnExtConfig) -> FeatureMap:

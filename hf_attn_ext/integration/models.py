@@ -10,12 +10,13 @@ registered on import; a model outside the table is registered when it is first c
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import transformers
 from huggingface_hub.dataclasses import strict
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 from transformers.utils import output_capturing
@@ -24,6 +25,7 @@ from ..attention import FeatureMap
 from ..config import AttnExtConfig
 from ..errors import AttnExtError
 from .families import FAMILIES, auto_classes, head_classes
+from .generation import CACHES, prepare_generation, with_cache
 from .layers import ATTRIBUTE, attach, plan_feature_maps
 from .loading import load_converted
 from .registry import IMPLEMENTATION
@@ -72,6 +74,7 @@ class AttnExtModelMixin:
     """What the class of a converted model adds: feature maps at construction, strict loading, whole saving."""
 
     stock_class: type
+    forward_parameters: tuple[str, ...]
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         if getattr(config, "attn_ext", None) is None:
@@ -82,6 +85,15 @@ class AttnExtModelMixin:
         super().__init__(config, *args, **kwargs)
         attach(self, plan_feature_maps(self, AttnExtConfig.from_dict(config.attn_ext, where="config.attn_ext")))
         swap_classes(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the stock model's; a decoder that caches gets a cache of ours, see ``integration/cache.py``."""
+        return super().__call__(*args, **with_cache(self, args, kwargs))
+
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any
+    ) -> None:
+        prepare_generation(self, generation_config, model_kwargs, generation_mode)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         check_implementation(attn_implementation, type(self).__name__)
@@ -142,6 +154,7 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
         "__doc__": f"{stock.__name__} with linear attention; made by :func:`hf_attn_ext.convert`.",
         "config_class": config_class(stock.config_class),
         "stock_class": stock,
+        "forward_parameters": tuple(inspect.signature(stock.forward).parameters)[1:],
         # Maps stay in float32 in half precision models, see layers.build_feature_map.
         "_keep_in_fp32_modules_strict": [*(stock._keep_in_fp32_modules_strict or ()), ATTRIBUTE],
     }
@@ -167,6 +180,7 @@ def restore_classes(model: PreTrainedModel) -> None:
         if isinstance(module, AttnExtModelMixin):
             module.__class__ = type(module).stock_class
             module._keep_in_fp32_modules_strict = set(module._keep_in_fp32_modules_strict) - {ATTRIBUTE}
+            module.__dict__.pop(CACHES, None)
 
 
 def auto_map(config: PreTrainedConfig, module_name: str) -> dict[str, str]:

@@ -30,6 +30,7 @@ class AttentionCall:
         key_padding_mask: bool (B, N), True = real token, or None.
         scaling: what multiplies ``q . k`` in the softmax.
         output: (B, H, N, d_v), the exact softmax output, without attention dropout.
+        causal: query i sees the keys 0..i only.
     """
 
     name: str
@@ -41,6 +42,7 @@ class AttentionCall:
     key_padding_mask: Tensor | None
     scaling: float
     output: Tensor
+    causal: bool = False
 
 
 @contextlib.contextmanager
@@ -145,9 +147,7 @@ def _layers(model: nn.Module) -> list[ConvertedLayer]:
 
 
 def _listener(layer: ConvertedLayer, on_layer: Callable[[AttentionCall], Any]) -> Callable[..., None]:
-    def listen(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, output: Tensor) -> None:
-        on_layer(
-            AttentionCall(layer.name, layer.layer_idx, layer.feature_map, query, key, value, mask, scaling, output)
-        )
+    def listen(*call: Any) -> None:
+        on_layer(AttentionCall(layer.name, layer.layer_idx, layer.feature_map, *call))
 
     return listen

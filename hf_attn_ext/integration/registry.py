@@ -11,12 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, causal_mask_function
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+)
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import output_capturing
 
-from ..attention import FeatureMap, attention_weights, linear_attention
+from ..attention import FeatureMap, attention_weights, causal_attention, linear_attention
 from ..errors import AttnExtError
+from .cache import KernelStateLayer, state_layer
 from .families import is_cross_attention
 from .first_use import attach_on_first_use, is_stock
 from .layers import KEEPS_SOFTMAX, feature_map_of
@@ -27,11 +33,6 @@ STREAM = "_attn_ext_stream"
 
 # Keywords of the host's attention functions that change the result and that a linear kernel does not know.
 _NOT_HONOURED = ("position_bias", "softcap", "s_aux", "sliding_window")
-
-_CAUSAL = (
-    "this layer is causal, and this release swaps bidirectional attention only; load the model with "
-    "is_decoder=False, or with attn_implementation='sdpa'"
-)
 
 
 def register() -> None:
@@ -50,22 +51,44 @@ def padding_mask(
 ) -> Tensor | None:
     """Return the padding mask (B, Nk), True = real token, or None where the caller gave none.
 
+    Whether a layer is causal it knows itself. A sliding window's mask comes in the host's 4-D form: only layers that
+    keep softmax ask for one.
+
     Raises:
-        AttnExtError: the model asks for a pattern other than "every query sees every real key".
+        AttnExtError: the model asks for a pattern other than all real keys, those before a token, or a sliding window.
     """
-    if mask_function is causal_mask_function:
-        raise AttnExtError(_CAUSAL)
-    if mask_function is not bidirectional_mask_function:
-        pattern = getattr(mask_function, "__qualname__", repr(mask_function)).split(".")[0]
+    if mask_function not in (bidirectional_mask_function, causal_mask_function):
+        pattern = _pattern(mask_function)
+        if pattern == "sliding_window_causal_mask_function":
+            return sdpa_mask(
+                batch_size=batch_size,
+                kv_length=kv_length,
+                kv_offset=kv_offset,
+                mask_function=mask_function,
+                attention_mask=attention_mask,
+                **{**kwargs, "allow_is_causal_skip": False},
+            )
         raise AttnExtError(
-            f"the model asks for the attention pattern {pattern!r}; linear attention honours padding only, so this "
-            "model cannot use attn_implementation='flexformer'"
+            f"the model asks for the attention pattern {pattern!r}; linear attention honours padding and causality "
+            "only: no packed sequences (position_ids that start again; a compiled model assumes them unless "
+            "attention_mask is given), no mask between single positions"
         )
     if attention_mask is None:
         return None
     if attention_mask.ndim != 2:
         raise AttnExtError(_wrong_mask(attention_mask))
     return attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
+
+
+def _pattern(mask_function: Any) -> str:
+    """What a mask function of the host is called."""
+    if getattr(mask_function, "__name__", "") == "and_mask":
+        parts = [cell.cell_contents for cell in mask_function.__closure__ or ()]
+        names = {_pattern(part) for cell in parts if isinstance(cell, tuple) for part in cell}
+        if names == {"sliding_window_overlay", "causal_mask_function"}:
+            return "sliding_window_causal_mask_function"
+        return " and ".join(sorted(names)) or "and_mask"
+    return getattr(mask_function, "__qualname__", repr(mask_function)).split(".")[0]
 
 
 def flexformer_attention(
@@ -92,14 +115,12 @@ def flexformer_attention(
         softmax, or the kernel's true normalised weights, before dropout (signed for a signed kernel).
 
     Raises:
-        AttnExtError: causal attention, a 4-D mask or another modifier that a linear kernel cannot honour,
-            or a module of a converted model that has lost its feature map.
+        AttnExtError: a 4-D mask or another modifier that a linear kernel cannot honour, a cache of keys, or a module of
+            a converted model that has lost its feature map.
     """
     feature_map = feature_map_of(module)
     cross = is_cross_attention(module)
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if causal and not cross:
-        raise AttnExtError(_CAUSAL)
+    causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and not cross
     if feature_map is None and not cross and not getattr(module, KEEPS_SOFTMAX, False):
         if not is_stock(module):
             raise AttnExtError(
@@ -108,25 +129,41 @@ def flexformer_attention(
             )
         feature_map = attach_on_first_use(module, query)
     need_weights = wants_weights(module, kwargs)
+    layer = state_layer(key, kwargs)
     if feature_map is None:
-        return softmax_attention(module, query, key, value, attention_mask, dropout, scaling, need_weights, **kwargs)
-    mask = _key_padding_mask(attention_mask, key)
+        return softmax_attention(
+            module, query, key, value, attention_mask, dropout, scaling, need_weights, causal, **kwargs
+        )
     for name in _NOT_HONOURED:
         if kwargs.get(name) is not None:
             raise AttnExtError(
                 f"{type(module).__name__} passes {name!r} to its attention, which a linear kernel does not honour"
             )
-    if key.shape[1] != query.shape[1]:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    mask = _key_padding_mask(attention_mask, key, layer)
+    if causal and key.shape[2] != query.shape[2]:
+        raise AttnExtError(
+            f"{type(module).__name__} got {query.shape[2]} queries and {key.shape[2]} keys: a cache of keys was passed "
+            "to a linear layer, which keeps a state; use hf_attn_ext.LinearCache, after hf_attn_ext.convert(model)"
+        )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    continued = layer is not None and layer.state is not None
     stream = getattr(module, STREAM, None)
+    if continued and (need_weights or stream is not None):
+        what = "attention weights" if need_weights else "the softmax stream"
+        raise AttnExtError(f"{what} over tokens before this call are not to be had from a state; set use_cache=False")
+    groups = query.shape[1] // key.shape[1]
+    heads = (key, value) if groups == 1 else (x.repeat_interleave(groups, dim=1) for x in (key, value))
     if stream is not None:
-        output, weights = softmax_attention(module, query, key, value, mask, 0.0, scaling, need_weights)
-        stream(query, key, value, mask, scaling, output.transpose(1, 2))
+        output, weights = softmax_attention(module, query, key, value, mask, 0.0, scaling, need_weights, causal)
+        key, value = heads
+        stream(query, key, value, mask, scaling, output.transpose(1, 2), causal)
         return output, weights
-    output = linear_attention(query, key, value, feature_map, key_padding_mask=mask, scaling=scaling, dropout_p=dropout)
-    weights = _weights(query, key, feature_map, mask, scaling) if need_weights else None
+    key, value = heads
+    if layer is not None:
+        output, layer.state = causal_attention(query, key, value, feature_map, layer.state, mask, scaling, dropout)
+    else:
+        output = linear_attention(query, key, value, feature_map, causal, mask, scaling=scaling, dropout_p=dropout)
+    weights = _weights(query, key, feature_map, causal, mask, scaling) if need_weights else None
     return output.transpose(1, 2).contiguous(), weights
 
 
@@ -145,21 +182,27 @@ def wants_weights(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     return collected is not None and any(key.endswith("attentions") for key in collected)
 
 
-def _weights(query: Tensor, key: Tensor, feature_map: FeatureMap, mask: Tensor | None, scaling: float) -> Tensor:
-    return attention_weights(query, key, feature_map, key_padding_mask=mask, scaling=scaling).to(query.dtype)
+def _weights(
+    query: Tensor, key: Tensor, feature_map: FeatureMap, causal: bool, mask: Tensor | None, scaling: float
+) -> Tensor:
+    return attention_weights(query, key, feature_map, causal, mask, scaling=scaling).to(query.dtype)
 
 
-def _key_padding_mask(attention_mask: Tensor | None, key: Tensor) -> Tensor | None:
+def _key_padding_mask(attention_mask: Tensor | None, key: Tensor, layer: KernelStateLayer | None) -> Tensor | None:
+    """The part of the padding mask that belongs to the keys of this call."""
     if attention_mask is None:
         return None
-    expected = (key.shape[0], key.shape[2])
+    length = key.shape[2] if layer is None else layer.seen
+    expected = (key.shape[0], length)
     if attention_mask.ndim != 2 or attention_mask.dtype != torch.bool:
         raise AttnExtError(_wrong_mask(attention_mask))
     if tuple(attention_mask.shape) != expected:
+        so_far = "" if length == key.shape[2] else ", those that the cache has seen included"
         raise AttnExtError(
-            f"the padding mask has shape {tuple(attention_mask.shape)}, but the keys are {expected} (batch, tokens)"
+            f"the padding mask has shape {tuple(attention_mask.shape)}, but the keys are {expected} "
+            f"(batch, tokens{so_far})"
         )
-    return attention_mask
+    return attention_mask[:, length - key.shape[2] :]
 
 
 def _wrong_mask(attention_mask: Tensor) -> str:

@@ -20,6 +20,7 @@ def softmax_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     need_weights: bool = False,
+    causal: bool = False,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor | None]:
     """Softmax attention as the host computes it.
@@ -28,16 +29,21 @@ def softmax_attention(
         query, key, value: (B, H, N, d); key and value may have fewer heads (grouped heads).
         attention_mask: None, a bool padding mask (B, N) with True = real token, or a 4-D mask in the host's
             form.
+        causal: the last of the keys' tokens are the queries', and each sees what is not after it.
         need_weights: also return the weights (B, H, Nq, Nk), which only the dense computation has.
 
     Returns:
         The output (B, Nq, H, d_v), and the weights or None.
     """
-    mask = expand_padding(attention_mask, query.shape[2])
+    length = query.shape[2]
+    alone = causal and length == key.shape[2] and length > 1 and attention_mask is None and not need_weights
+    mask = expand_padding(attention_mask, length)
+    if causal and not alone and length > 1 and (mask is None or attention_mask.ndim == 2):
+        mask = lower_triangle(length, key.shape[2], query.device, mask)
     if not need_weights:
         kwargs = {name: entry for name, entry in kwargs.items() if name not in ("is_causal", "output_attentions")}
         return sdpa_attention_forward(
-            module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=False, **kwargs
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=alone, **kwargs
         )
     return _dense(module, query, key, value, mask, dropout, scaling)
 
@@ -48,6 +54,15 @@ def expand_padding(attention_mask: Tensor | None, query_length: int) -> Tensor |
         return attention_mask
     batch, key_length = attention_mask.shape
     return attention_mask[:, None, None, :].expand(batch, 1, query_length, key_length)
+
+
+def lower_triangle(queries: int, keys: int, device: torch.device, padding: Tensor | None = None) -> Tensor:
+    """The causal mask (1 or B, 1, Nq, Nk) of the last ``queries`` of ``keys`` tokens; ``padding`` as
+    :func:`expand_padding` returns it. A padded token sees itself, as no row may be empty.
+    """
+    distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    seen = (distance >= 0)[None, None]
+    return seen if padding is None else (seen & padding) | (distance == 0)
 
 
 def _dense(

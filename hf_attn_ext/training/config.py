@@ -38,7 +38,7 @@ class ModelConfig:
 
 @dataclasses.dataclass
 class DataConfig:
-    """Labelled texts, from the hub or from files.
+    """Labelled texts, or plain ones for language modelling, from the hub or from files.
 
     Attributes:
         path: a hub id, with the subset after a slash where there is one (``glue/sst2``, ``user/name``,
@@ -50,11 +50,18 @@ class DataConfig:
         text_pair_column: column of a second text; ``None``: the known one of a GLUE task, else no pair.
         label_column: column of the label.
         group_column: examples with the same value here (a movie, an author) are never split between ``train`` and
-            what is taken out of it, and never packed into one sequence.
-        task: ``auto`` reads numbers with a fraction as regression and anything else as classification.
+            what is taken out of it, and never packed into one sequence (but for language modelling, see ``packing``).
+        task: ``auto`` reads numbers with a fraction as regression and anything else as classification;
+            ``language_modeling`` reads no labels: a causal model predicts each text, token by token.
         labels: the label names in order, where neither the data nor a fine-tuned teacher says.
         metric: what chooses the best checkpoint and what the gap is measured in; ``None``: the task's usual one.
         max_length: sequences are cut to this many tokens, special tokens included.
+        packing: for language modelling: the texts are joined and cut into sequences of ``max_length`` tokens, which
+            reach over the borders of texts; ``False`` makes each text a sequence of its own, cut to ``max_length``.
+        borders: for language modelling: put the tokenizer's tokens for the beginning and the end around each text;
+            ``False`` joins texts as they are, where they are the lines of a longer one (WikiText).
+        text_unit: what one text of a .txt file is, a ``line`` or the whole ``file``; ``None``: the file for language
+            modelling, else a line.
         validation_fraction: share of ``train`` (of its groups, if ``group_column``) taken out when there is no
             ``validation``.
         test_fraction: likewise for ``test``; 0 takes none.
@@ -72,10 +79,13 @@ class DataConfig:
     text_pair_column: str | None = None
     label_column: str = "label"
     group_column: str | None = None
-    task: Literal["auto", "classification", "regression"] = "auto"
+    task: Literal["auto", "classification", "regression", "language_modeling"] = "auto"
     labels: list[str] | None = None
     metric: str | None = None
     max_length: int = 128
+    packing: bool = True
+    borders: bool = True
+    text_unit: Literal["line", "file"] | None = None
     validation_fraction: float = 0.1
     test_fraction: float = 0.0
     max_train_examples: int | None = None
@@ -136,7 +146,8 @@ class Stage1Config(TrainConfig):
         output_error: weight of the relative squared error of each head's output; 0 leaves it out.
         queries_per_sequence: a random subset of this many queries per sequence enters the loss (all keys do);
             ``None`` takes all. For long inputs.
-        packing: join the texts (of a group) to full sequences of ``max_length`` tokens, without padding.
+        packing: join the texts (of a group) to full sequences of ``max_length`` tokens, without padding. Language
+            models have ``data.packing`` instead.
         max_length: tokens of a sequence in stage 1; ``None``: as in ``data``.
         calibration_batches: steps whose sequences' query and key statistics initialise the feature maps; 0: none.
         eval_sequences: held-out sequences that the transfer is measured on.
@@ -177,7 +188,8 @@ class Stage2Config(TaskConfig):
     Attributes:
         feature_map_lr: peak learning rate of the feature maps; ``None``: ``lr``; 0 freezes them.
         distillation: share of the loss that follows the teacher's logits instead of the labels, 0 to 1
-            (Kullback-Leibler divergence at ``temperature``; squared difference for regression).
+            (Kullback-Leibler divergence at ``temperature``; squared difference for regression). The logits of a
+            language model are too many to be kept: the teacher then runs beside the student, on the same batches.
         temperature: both logits are divided by it before the softmax; the loss is multiplied by its square.
     """
 

@@ -1,6 +1,7 @@
-"""Labelled texts from the hub or from files: loading, splitting by group, and label checks.
+"""Texts, labelled or plain, from the hub or from files: loading, splitting by group, and label checks.
 
-What leaves this module is checked: every example has a text and, where asked for, a label of one kind.
+What leaves this module is checked: every example has a text and, where asked for, a label of one kind. For language
+modelling an example is a document; documents are held out whole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..errors import AttnExtError, suggest
 from .config import DataConfig
-from .labels import Labels, read_labels
+from .labels import LANGUAGE, Labels, read_labels
 
 FILE_FORMATS = {
     ".csv": "csv",
@@ -95,6 +96,9 @@ def load_task_data(config: DataConfig, *, labelled: bool = True, where: str = "d
         >>> data = load_task_data(DataConfig(train="train.csv", validation="dev.csv"))  # doctest: +SKIP
         >>> len(data.train), data.labels.names  # doctest: +SKIP
     """
+    language = config.task == LANGUAGE
+    if language:
+        _check_language(config, where)
     path, subset = _hub_name(config)
     glue = GLUE_COLUMNS.get(subset or "", (None, None)) if (path or "").split("/")[-1] == "glue" else (None, None)
     validation_names = config.validation
@@ -108,11 +112,11 @@ def load_task_data(config: DataConfig, *, labelled: bool = True, where: str = "d
         tables["test"] = _load_table(config, path, subset, config.test, f"{where}.test")
 
     text = config.text_column or glue[0] or "text"
-    pair = config.text_pair_column or (None if config.text_column else glue[1])
+    pair = config.text_pair_column or (None if config.text_column or language else glue[1])
     splits = {name: _read_texts(t, text, pair, config.group_column, f"{where}.{name}") for name, t in tables.items()}
-    labels = None
-    if labelled:
-        columns = {name: _column(table, config.label_column, f"{where}.{name}") for name, table in tables.items()}
+    labels = Labels(LANGUAGE, []) if labelled and language else None
+    if labelled and not language:
+        columns = {name: _labels_of(table, config.label_column, f"{where}.{name}") for name, table in tables.items()}
         feature = tables["train"].features[config.label_column]
         names = getattr(feature, "names", None)
         labels, arrays = read_labels(columns, config.task, names, config.labels, where)
@@ -171,6 +175,9 @@ def _load_table(config: DataConfig, path: str | None, subset: str | None, names:
         options = {"keep_default_na": False, "na_values": [""]}
         if files[0].suffix.lower() == ".tsv":
             options["sep"] = "\t"
+    unit = config.text_unit or ("file" if config.task == LANGUAGE else "line")
+    if formats == {"text"} and unit == "file":
+        options = {"sample_by": "document"}
     with _Quiet(datasets):
         try:
             return datasets.load_dataset(
@@ -227,6 +234,22 @@ def _column(table, name: str, where: str) -> list[Any]:
             f"{suggest(name, table.column_names)}"
         )
     return list(table[name])
+
+
+def _labels_of(table, name: str, where: str) -> list[Any]:
+    try:
+        return _column(table, name, where)
+    except AttnExtError as error:
+        if set(table.column_names) != {"text"}:
+            raise
+        raise AttnExtError(f"{error} Texts without labels are for task: language_modeling") from None
+
+
+def _check_language(config: DataConfig, where: str) -> None:
+    for field in ("labels", "text_pair_column"):
+        value = getattr(config, field)
+        if value is not None:
+            raise AttnExtError(f"field '{where}.{field}' is {value!r}, but language_modeling reads single texts only")
 
 
 def _read_texts(table, text: str, pair: str | None, group: str | None, where: str) -> Split:

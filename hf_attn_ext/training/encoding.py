@@ -7,7 +7,7 @@ processes and accumulation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ import torch
 
 from ..errors import AttnExtError
 from .data import Split
+from .labels import LANGUAGE
 
+_DOCUMENTS = 256  # texts tokenised at once
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -25,7 +27,9 @@ class EncodedSplit:
     Item ``i`` is a dict with ``input_ids``, maybe ``token_type_ids`` and ``label``, and ``index`` (= ``i``).
     """
 
-    def __init__(self, ids: list[list[int]], type_ids: list[list[int]] | None, labels: np.ndarray | None):
+    def __init__(
+        self, ids: Sequence[Sequence[int] | np.ndarray], type_ids: list[list[int]] | None, labels: np.ndarray | None
+    ):
         self.lengths = np.array([len(row) for row in ids], dtype=np.int64)
         self.ends = np.cumsum(self.lengths)
         self.ids = np.concatenate([np.asarray(row, dtype=np.int32) for row in ids])
@@ -80,6 +84,51 @@ def pack(split: Split, tokenizer, length: int, where: str = "data") -> EncodedSp
     return EncodedSplit(rows, None, None)
 
 
+def encode_documents(
+    split: Split, tokenizer, length: int, packing: bool = True, borders: bool = True, where: str = "data"
+) -> EncodedSplit:
+    """Turn texts into sequences for language modelling.
+
+    Each text gets the tokenizer's token for the beginning before it and the one for the end behind it; a tokenizer that
+    has one token for both (GPT-2) gets it once, before. Without ``borders`` they are left out.
+
+    With ``packing`` all texts are joined, in order, and cut into sequences of ``length`` tokens. A sequence begins with
+    the last token of the one before, so that every token but the very first is predicted exactly once; the last
+    sequence may be short. A sequence may hold the end of one text and the beginning of the next, and attention reaches
+    over that border, as is usual in training GPTs. Without ``packing`` each text is one sequence, cut to ``length``.
+
+    Raises:
+        AttnExtError: the tokenizer has no token for the beginning and none for the end, or no text holds a token.
+    """
+    begin, end = _document_borders(tokenizer) if borders else ([], [])
+    documents = []
+    for start in range(0, len(split), _DOCUMENTS):
+        texts = split.texts[start : start + _DOCUMENTS]
+        for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
+            if ids:
+                documents.append(np.asarray([*begin, *ids, *end], dtype=np.int32))
+    if packing and documents:
+        documents = [np.concatenate(documents)]
+    documents = [ids for ids in documents if len(ids) > 1]
+    if not documents:
+        raise AttnExtError(f"field '{where}': no text has a token to predict")
+    if not packing:
+        return EncodedSplit([ids[:length] for ids in documents], None, None)
+    stream = documents[0]
+    return EncodedSplit([stream[i : i + length] for i in range(0, len(stream) - 1, length - 1)], None, None)
+
+
+def _document_borders(tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids that go before and behind a document."""
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if begin is None and end is None:
+        raise AttnExtError(
+            "this tokenizer has neither a bos nor an eos token to part texts with: set tokenizer.eos_token and save it"
+        )
+    begin = end if begin is None else begin
+    return [begin], ([] if end is None or end == begin else [end])
+
+
 def special_tokens(tokenizer) -> tuple[list[int], list[int]]:
     """Return the ids that the tokenizer puts before and after a single text."""
     for sample in ("a", "the", "0"):
@@ -94,15 +143,22 @@ def special_tokens(tokenizer) -> tuple[list[int], list[int]]:
 class Collator:
     """Pad a list of items to the longest and stack them into tensors.
 
+    Args:
+        tokenizer: says the padding token and side.
+        task: ``language_modeling`` pads on the right, with any token where the tokenizer has none for it.
+
     Returns a dict: ``input_ids``, ``attention_mask``, maybe ``token_type_ids`` (int64, (B, N)), ``index`` (int64, (B,))
     and ``labels`` (int64 or float32, (B,)).
     """
 
-    def __init__(self, tokenizer):
-        if tokenizer.pad_token_id is None:
-            raise AttnExtError("this tokenizer has no padding token: set tokenizer.pad_token and save it again")
+    def __init__(self, tokenizer, task: str | None = None):
         self.pad_id = tokenizer.pad_token_id
-        self.left = tokenizer.padding_side == "left"
+        if self.pad_id is None and task != LANGUAGE:
+            raise AttnExtError("this tokenizer has no padding token: set tokenizer.pad_token and save it again")
+        # Language modelling pads on the right, so that positions count from the first token; what fills up is not seen,
+        # so any token will do.
+        self.pad_id = 0 if self.pad_id is None else self.pad_id
+        self.left = tokenizer.padding_side == "left" and task != LANGUAGE
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         width = max(len(item["input_ids"]) for item in items)
@@ -124,9 +180,10 @@ class Collator:
         return batch
 
 
-def model_inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what the model's ``forward`` takes of a batch."""
-    return {name: batch[name] for name in MODEL_INPUTS if name in batch}
+def model_inputs(batch: dict[str, torch.Tensor], causal: bool = False) -> dict[str, Any]:
+    """Return what the model's ``forward`` takes of a batch; a causal model is told to keep no cache."""
+    inputs = {name: batch[name] for name in MODEL_INPUTS if name in batch}
+    return {**inputs, "use_cache": False} if causal else inputs
 
 
 class TrainingOrder:

@@ -1,7 +1,8 @@
-"""Stage 2 and the teacher's fine-tuning: a sequence classifier (or regressor) trained on its task.
+"""Stage 2 and the teacher's fine-tuning: a classifier, a regressor or a language model trained on its task.
 
-Optionally the converted model also follows the teacher's logits. They are computed once, before training: no second
-model in memory, and none to be wrapped by mistake.
+Optionally the converted model also follows the teacher's logits. A classifier's are computed once, before training: no
+second model in memory, and none to be wrapped by mistake. A language model's would fill a disk: there the teacher
+itself runs on the same batches, frozen and unwrapped.
 """
 
 from __future__ import annotations
@@ -20,37 +21,73 @@ from ..errors import AttnExtError
 from . import metrics as task_metrics
 from .config import Stage2Config, TaskConfig
 from .encoding import Collator, EncodedSplit, evaluation_batches, model_inputs
-from .losses import distillation_loss, task_loss
+from .labels import LANGUAGE
+from .losses import distillation_loss, language_loss, predicted_tokens, task_loss
 
 Batch = dict[str, Tensor]
 logger = logging.getLogger(__name__)
+EVALUATED_LOGITS = 2**26  # of a language model, at once: 256 MiB
 
 
 def predict(
-    model: nn.Module, data: EncodedSplit, collate: Collator, accelerator: Accelerator, batch_size: int = 64
+    model: nn.Module,
+    data: EncodedSplit,
+    collate: Collator,
+    accelerator: Accelerator,
+    batch_size: int = 64,
+    task: str = "classification",
 ) -> np.ndarray:
-    """Return the logits (n, outputs), float32, of all examples in order; the same on every process."""
+    """Return one row an example, in order, the same on every process.
+
+    Returns:
+        The logits (n, outputs), float32. For language modelling (n, 2) float64: the sum over a sequence of the losses
+        of its tokens, and how many were predicted.
+    """
     training = model.training
     model.eval()
     rows = []
+    if task == LANGUAGE:
+        batch_size = language_batch_size(model, data, batch_size)
     batches = evaluation_batches(data, collate, batch_size, accelerator.process_index, accelerator.num_processes)
     with torch.no_grad(), accelerator.autocast():
         for batch in batches:
-            inputs = {name: tensor.to(accelerator.device) for name, tensor in model_inputs(batch).items()}
-            rows.append((batch["index"].numpy(), model(**inputs).logits.float().cpu().numpy()))
+            index = batch["index"].numpy()
+            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+            logits = model(**model_inputs(batch, causal=task == LANGUAGE)).logits
+            rows.append((index, _sequence_losses(logits, batch) if task == LANGUAGE else logits.float().cpu().numpy()))
     model.train(training)
     if accelerator.num_processes > 1:
         rows = gather_object(rows)
-    logits = np.empty((len(data), rows[0][1].shape[1]), dtype=np.float32)
+    result = np.empty((len(data), rows[0][1].shape[1]), dtype=rows[0][1].dtype)
     for index, part in rows:
-        logits[index] = part
-    return logits
+        result[index] = part
+    return result
 
 
-def score_logits(logits: np.ndarray, labels: np.ndarray, task: str) -> dict[str, float]:
-    """Return the task's metrics and its mean ``loss``."""
+def language_batch_size(model: nn.Module, data: EncodedSplit, most: int = 64) -> int:
+    """Return how many sequences to give a language model at once: their logits shall fit in 256 MiB."""
+    vocabulary = getattr(getattr(model, "module", model).config, "vocab_size", None) or 1
+    return max(1, min(most, EVALUATED_LOGITS // (vocabulary * int(data.lengths.max()))))
+
+
+def _sequence_losses(logits: Tensor, batch: Batch) -> np.ndarray:
+    losses = language_loss(logits, batch["input_ids"], batch["attention_mask"], "none")
+    counts = predicted_tokens(batch["attention_mask"]).sum(1)
+    return np.stack([losses.cpu().double().sum(1).numpy(), counts.cpu().double().numpy()], 1)
+
+
+def score_logits(logits: np.ndarray, labels: np.ndarray | None, task: str) -> dict[str, float]:
+    """Return the task's metrics and its mean ``loss``.
+
+    Args:
+        logits: what :func:`predict` returns.
+        labels: (n,); ``None`` for language modelling.
+        task: ``classification``, ``regression`` or ``language_modeling``.
+    """
     if not np.isfinite(logits).all():
         raise AttnExtError("the model's logits are not finite")
+    if task == LANGUAGE:
+        return task_metrics.compute(None, logits, task)
     loss = float(task_loss(torch.from_numpy(logits).double(), torch.from_numpy(labels), task)) / len(labels)
     return {**task_metrics.compute(labels, logits, task), "loss": loss}
 
@@ -63,17 +100,17 @@ def evaluate_task(
     accelerator: Accelerator,
     batch_size: int = 64,
 ) -> dict[str, float]:
-    """Return the metrics of a model on labelled examples.
+    """Return the metrics of a model on labelled examples, or the perplexity of a language model.
 
     Args:
         model: gives ``logits``; stock or converted.
-        data: encoded examples with labels.
+        data: encoded examples, with labels if the task has any.
         collate: makes batches.
-        task: ``classification`` or ``regression``.
+        task: ``classification``, ``regression`` or ``language_modeling``.
         accelerator: says the device, and spreads the work over processes.
         batch_size: sequences in one forward pass; no result depends on it.
     """
-    return score_logits(predict(model, data, collate, accelerator, batch_size), data.labels, task)
+    return score_logits(predict(model, data, collate, accelerator, batch_size, task), data.labels, task)
 
 
 class TaskStage:
@@ -83,12 +120,13 @@ class TaskStage:
         name: ``teacher``, ``stage2`` or ``control``.
         model: gives ``logits``.
         config: the stage's section.
-        task: ``classification`` or ``regression``.
+        task: ``classification``, ``regression`` or ``language_modeling``.
         metric: what the best checkpoint is chosen by.
         held_out: encoded examples for that.
         collate: makes batches.
         accelerator: the run's; wraps the model.
         teacher_logits: (n, outputs) by training example, for ``config.distillation`` > 0.
+        teacher: the teacher itself, for ``config.distillation`` > 0 of a language model; is frozen.
         feature_maps: the parameters of feature maps, which have a learning rate of their own.
     """
 
@@ -104,20 +142,24 @@ class TaskStage:
         accelerator: Accelerator,
         teacher_logits: np.ndarray | None = None,
         feature_maps: Iterable[nn.Parameter] = (),
+        teacher: nn.Module | None = None,
     ):
         self.name, self.config, self.task, self.metric = name, config, task, metric
         self.held_out, self.collate, self.accelerator = held_out, collate, accelerator
         self.share = config.distillation if isinstance(config, Stage2Config) else 0.0
         self.temperature = config.temperature if isinstance(config, Stage2Config) else 1.0
         self.teacher_logits = None if teacher_logits is None else torch.from_numpy(teacher_logits)
-        if self.share > 0 and teacher_logits is None:
+        self.teacher = None
+        if self.share > 0 and task == LANGUAGE and teacher is not None:
+            self.teacher = teacher.to(accelerator.device).eval().requires_grad_(False)
+        if self.share > 0 and self.teacher is None and teacher_logits is None:
             raise AttnExtError(f"'{name}.distillation' is {self.share}, but there are no teacher's logits")
         model.to(accelerator.device).train()
         for parameter in model.parameters():
             parameter.requires_grad_(True)
         groups = self._groups(model, {id(parameter) for parameter in feature_maps})
         if accelerator.num_processes > 1:
-            _freeze_unused(model, collate([held_out[0]]), accelerator, name)
+            _freeze_unused(model, collate([held_out[0]]), accelerator, name, task == LANGUAGE)
         self.peaks = [group["lr"] for group in groups]
         # fused: on a CPU the plain one spends as long on a small batch's update as on its forward pass
         optimizer = torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
@@ -146,17 +188,21 @@ class TaskStage:
         return list(groups.values())
 
     def units(self, batch: Batch) -> int:
+        if self.task == LANGUAGE:
+            return int(predicted_tokens(batch["attention_mask"]).sum())
         return len(batch["labels"])
 
     def backward(self, batch: Batch, scale: float, step: int) -> dict[str, Tensor]:
         accelerator = self.accelerator
         with accelerator.accumulate(self.model):
-            logits = self.model(**model_inputs(batch)).logits
-            hard = task_loss(logits, batch["labels"], self.task)
+            logits = self.model(**model_inputs(batch, causal=self.task == LANGUAGE)).logits
+            if self.task == LANGUAGE:
+                hard = language_loss(logits, batch["input_ids"], batch["attention_mask"])
+            else:
+                hard = task_loss(logits, batch["labels"], self.task)
             sums = {"loss": hard}
             if self.share > 0:
-                teacher = self.teacher_logits[batch["index"].cpu()].to(logits.device)
-                soft = distillation_loss(logits, teacher, self.task, self.temperature)
+                soft = self._follow_teacher(logits, batch)
                 sums = {
                     "loss": (1 - self.share) * hard + self.share * soft,
                     "task_loss": hard,
@@ -165,6 +211,17 @@ class TaskStage:
             # the wrappers average over processes and accelerate divides by the accumulation; `scale` has done both
             accelerator.backward(sums["loss"] * (scale * accelerator.num_processes * self.config.accumulate))
         return {name: value.detach() for name, value in sums.items()}
+
+    def _follow_teacher(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The distance from the teacher's logits, summed over examples or predicted tokens."""
+        if self.teacher is None:
+            teacher = self.teacher_logits[batch["index"].cpu()].to(logits.device)
+            return distillation_loss(logits, teacher, self.task, self.temperature)
+        with torch.no_grad(), self.accelerator.autocast():
+            teacher = self.teacher(**model_inputs(batch, causal=True)).logits
+        # of every token that has a next one: where that one is padding, there is nothing to say
+        places = predicted_tokens(batch["attention_mask"])
+        return distillation_loss(logits[places], teacher[places], self.task, self.temperature)
 
     def finish_gradients(self, max_norm: float) -> None:
         if max_norm > 0:
@@ -179,7 +236,14 @@ class TaskStage:
         return -value if self.metric in task_metrics.LOWER_IS_BETTER else value
 
     def save_state(self, folder: Path) -> None:
-        self.accelerator.save_state(str(folder))
+        # of every tied head it says that one of the two names is left out, as it must be
+        log = logging.getLogger("accelerate.utils.other")
+        level = log.level
+        log.setLevel(logging.ERROR)
+        try:
+            self.accelerator.save_state(str(folder))
+        finally:
+            log.setLevel(level)
 
     def load_state(self, folder: Path) -> None:
         self.accelerator.load_state(str(folder))
@@ -188,18 +252,18 @@ class TaskStage:
         """Return the plain model and its whole state dict, and let go of the wrappers."""
         state = self.accelerator.get_state_dict(self.model)
         model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        self.model = self.optimizer = None
+        self.model = self.optimizer = self.teacher = None
         self.accelerator.free_memory()
         return model, state
 
 
-def _freeze_unused(model: nn.Module, batch: Batch, accelerator: Accelerator, name: str) -> None:
+def _freeze_unused(model: nn.Module, batch: Batch, accelerator: Accelerator, name: str, causal: bool = False) -> None:
     """Freeze parameters that the logits don't depend on: several processes would wait for their gradients forever."""
     if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         return
     model.eval()
-    inputs = {key: tensor.to(accelerator.device) for key, tensor in model_inputs(batch).items()}
-    model(**inputs).logits.sum().backward()
+    batch = {key: tensor.to(accelerator.device) for key, tensor in batch.items()}
+    model(**model_inputs(batch, causal)).logits.sum().backward()
     unused = [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None]
     for key in unused:
         model.get_parameter(key).requires_grad_(False)

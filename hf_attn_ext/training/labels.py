@@ -1,4 +1,4 @@
-"""What the labels of a task are: classes with names, or numbers; and how they meet a teacher's own labels."""
+"""What the labels of a task are: classes with names, numbers, or none; and how they meet a teacher's own labels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import numpy as np
 
 from ..errors import AttnExtError, suggest
 
+LANGUAGE = "language_modeling"
+
 
 @dataclasses.dataclass
 class Labels:
-    """``task`` is ``"classification"`` or ``"regression"``; ``names`` the class names in order (empty: regression)."""
+    """``task`` is ``"classification"``, ``"regression"`` or ``"language_modeling"``; ``names`` the class names in order
+    (empty for the other tasks)."""
 
-    task: Literal["classification", "regression"]
+    task: Literal["classification", "regression", "language_modeling"]
     names: list[str]
     generic: bool = False  # the names are only the numbers found in the data: nobody named the classes
 

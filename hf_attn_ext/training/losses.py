@@ -1,4 +1,4 @@
-"""Losses of both stages. Every one is a *sum* over queries or examples.
+"""Losses of both stages. Every one is a *sum* over queries, examples or predicted tokens.
 
 Sums can be added over micro-batches and processes and divided once by the whole number, so accumulation and several
 processes give the very gradient of the big batch, whatever the padding.
@@ -44,6 +44,7 @@ def attention_losses(
     query_index: Tensor | None = None,
     query_mask: Tensor | None = None,
     with_entropy: bool = False,
+    causal: bool = False,
 ) -> AttentionLosses:
     """Compare a head's kernel attention with its softmax attention, on the same queries, keys and values.
 
@@ -58,6 +59,7 @@ def attention_losses(
         query_index: (B, Q) positions of the queries to use; ``None`` takes all.
         query_mask: (B, Q) bool, True = counts; ``None``: ``key_padding_mask`` at those positions.
         with_entropy: also return the entropy of the softmax weights.
+        causal: a query sees the keys up to its own position only.
 
     Returns:
         :class:`AttentionLosses`; gradients reach the feature map's parameters (and the inputs, if they ask).
@@ -69,17 +71,16 @@ def attention_losses(
     query, key, value, scaling, query_mask = _prepare(
         query, key, value, scaling, key_padding_mask, query_index, query_mask
     )
-    target = _softmax_weights(query, key, scaling, key_padding_mask)
+    visible = _visible(key, key_padding_mask, query_index, causal)
+    target = _softmax_weights(query, key, scaling, visible)
     wanted = target @ value
 
-    weights = attention_weights(query, key, feature_map, key_padding_mask=key_padding_mask, scaling=scaling)
+    weights = _kernel_weights(query, key, feature_map, scaling, key_padding_mask, query_index, causal)
     squared_error = (weights @ value - wanted).square().sum(-1)
     squared_norm = wanted.square().sum(-1)
 
     positive = weights.clamp_min(WEIGHT_FLOOR)
-    total = positive
-    if key_padding_mask is not None:
-        total = positive.masked_fill(~key_padding_mask[:, None, None], 0.0)
+    total = positive if visible is None else positive.masked_fill(~visible, 0.0)
     # the target's row sums to 1, so the renormalisation is one logarithm a row, no division of the matrix
     cross_entropy = total.sum(-1).log() - (target * positive.log()).sum(-1)
     entropy = torch.special.entr(target).sum(-1) if with_entropy else None
@@ -104,6 +105,7 @@ def attention_backward(
     cross_entropy: float = 1.0,
     output_error: Tensor | float = 1.0,
     scale: float = 1.0,
+    causal: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Add to the feature map's gradients those of ``scale * (cross_entropy * CE + sum_h output_error_h * |o - o*|^2)``.
 
@@ -115,6 +117,7 @@ def attention_backward(
         cross_entropy: factor of the cross-entropy.
         output_error: factor of each head's squared error, a number or (H,).
         scale: factor of the gradient, not of what is returned.
+        causal: a query sees the keys up to its own position only.
 
     Returns:
         Sums over the queries, per head (H,): the cross-entropy and the squared error, without factors.
@@ -123,16 +126,15 @@ def attention_backward(
         query, key, value, scaling, query_mask = _prepare(
             query, key, value, scaling, key_padding_mask, query_index, query_mask
         )
-        target = _softmax_weights(query, key, scaling, key_padding_mask)
+        visible = _visible(key, key_padding_mask, query_index, causal)
+        target = _softmax_weights(query, key, scaling, visible)
     with torch.enable_grad():
-        weights = attention_weights(query, key, feature_map, key_padding_mask=key_padding_mask, scaling=scaling)
+        weights = _kernel_weights(query, key, feature_map, scaling, key_padding_mask, query_index, causal)
     with torch.no_grad():
         rows = None if query_mask is None else query_mask[:, None, :, None].to(value.dtype)
         plain = weights.detach()
         positive = plain.clamp_min(WEIGHT_FLOOR)
-        total = positive
-        if key_padding_mask is not None:
-            total = positive.masked_fill(~key_padding_mask[:, None, None], 0.0)
+        total = positive if visible is None else positive.masked_fill(~visible, 0.0)
         total = total.sum(-1, keepdim=True)
         entropy = total.log() - torch.linalg.vecdot(target, positive.log()).unsqueeze(-1)
         difference = (plain - target) @ value
@@ -173,10 +175,44 @@ def _prepare(
     return query, key, value, (query.shape[-1] ** -0.5 if scaling is None else scaling), query_mask
 
 
-def _softmax_weights(query: Tensor, key: Tensor, scaling: float, key_padding_mask: Tensor | None) -> Tensor:
-    scores = (query * scaling) @ key.transpose(-1, -2)
+def _visible(key: Tensor, key_padding_mask: Tensor | None, query_index: Tensor | None, causal: bool) -> Tensor | None:
+    """Return which keys a query sees, a bool mask that broadcasts to (B, H, Q, N), or ``None`` for all.
+
+    In causal attention every query sees its own key, padded or not: padding on the left would have rows without any,
+    and not-a-number in them. Such rows are padding themselves and count nowhere.
+    """
+    real = None if key_padding_mask is None else key_padding_mask[:, None, None]
+    if not causal:
+        return real
+    places = torch.arange(key.shape[2], device=key.device)
+    own = (places[None] if query_index is None else query_index)[:, None, :, None]
+    before = places <= own
+    return before if real is None else before & real | (places == own)
+
+
+def _kernel_weights(
+    query: Tensor,
+    key: Tensor,
+    feature_map: FeatureMap,
+    scaling: float,
+    key_padding_mask: Tensor | None,
+    query_index: Tensor | None,
+    causal: bool,
+) -> Tensor:
+    """The kernel's normalised weights of all queries, or of those at ``query_index``."""
+    if query_index is None:
+        return attention_weights(query, key, feature_map, causal, key_padding_mask, None, scaling)
+    mask = torch.arange(key.shape[2], device=key.device) <= query_index[..., None] if causal else None
+    positions = query_index
     if key_padding_mask is not None:
-        scores = scores.masked_fill(~key_padding_mask[:, None, None], float("-inf"))
+        positions = (key_padding_mask.long().cumsum(-1) - 1).clamp_min(0).gather(1, query_index)
+    return attention_weights(query, key, feature_map, False, key_padding_mask, mask, scaling, positions)
+
+
+def _softmax_weights(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None) -> Tensor:
+    scores = (query * scaling) @ key.transpose(-1, -2)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
     return scores.softmax(-1)
 
 
@@ -198,8 +234,8 @@ def distillation_loss(logits: Tensor, teacher: Tensor, task: str, temperature: f
     """Sum over the batch of ``T**2 KL(teacher || student)`` at temperature T, or of the squared difference.
 
     Args:
-        logits, teacher: (B, classes), or (B, 1) for regression.
-        task: ``classification`` or ``regression`` (the temperature plays no part there).
+        logits, teacher: (B, classes), or (B, 1) for regression; (tokens, vocabulary) for language modelling.
+        task: ``classification``, ``language_modeling``, or ``regression`` (the temperature plays no part there).
     """
     logits, teacher = logits.float(), teacher.float()
     if task == "regression":
@@ -207,3 +243,29 @@ def distillation_loss(logits: Tensor, teacher: Tensor, task: str, temperature: f
     student = (logits / temperature).log_softmax(-1)
     target = (teacher / temperature).log_softmax(-1)
     return functional.kl_div(student, target, reduction="sum", log_target=True) * temperature**2
+
+
+def predicted_tokens(attention_mask: Tensor) -> Tensor:
+    """Return where the next token is a real one, (B, N) bool: a real token with a real one behind it."""
+    real = attention_mask.bool()
+    return real & functional.pad(real[:, 1:], (0, 1))
+
+
+def language_loss(logits: Tensor, input_ids: Tensor, attention_mask: Tensor, reduction: str = "sum") -> Tensor:
+    """Cross-entropy of each next token, in float32; the first token of a sequence is not predicted.
+
+    Args:
+        logits: (B, N, vocabulary).
+        input_ids: (B, N).
+        attention_mask: (B, N), 1 = real token.
+        reduction: ``sum`` over all predicted tokens, or ``none``: (B, N), 0 where nothing is predicted.
+
+    Example:
+        >>> ids = torch.tensor([[3, 1, 2]])
+        >>> float(language_loss(torch.zeros(1, 3, 5), ids, torch.ones_like(ids)) / 2)  # two tokens; log 5 each
+        1.6094379425048828
+    """
+    following = functional.pad(input_ids[:, 1:], (0, 1))
+    targets = following.masked_fill(~predicted_tokens(attention_mask), -100)
+    losses = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+    return losses.view(targets.shape) if reduction == "none" else losses

@@ -6,6 +6,7 @@ very functions used here; taking them from the well-kept libraries needs no copi
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from ..errors import AttnExtError, suggest
+from .labels import LANGUAGE
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
@@ -36,6 +38,17 @@ def _correlation(function: Callable) -> Metric:
     return metric
 
 
+def _mean_loss(_: np.ndarray | None, rows: np.ndarray) -> float:
+    """Nats per predicted token, of sums and counts (n, 2)."""
+    total, tokens = rows.sum(0)
+    return float(total / tokens)
+
+
+def perplexity(loss: float) -> float:
+    """Return ``exp(loss)``; finite for any loss, so that it can be written down."""
+    return math.exp(min(loss, 700.0))
+
+
 CLASSIFICATION: dict[str, Metric] = {
     "accuracy": sklearn_metrics.accuracy_score,
     "f1": _f1,
@@ -46,12 +59,23 @@ REGRESSION: dict[str, Metric] = {
     "spearman": _correlation(stats.spearmanr),
     "rmse": lambda labels, predictions: float(np.sqrt(np.mean((labels - predictions) ** 2))),
 }
-LOWER_IS_BETTER = ("rmse", "loss")
+LANGUAGE_MODELING: dict[str, Metric] = {
+    "perplexity": lambda _, rows: perplexity(_mean_loss(_, rows)),
+    "loss": _mean_loss,
+    "bits_per_token": lambda _, rows: _mean_loss(_, rows) / math.log(2),
+}
+LOWER_IS_BETTER = ("rmse", "loss", "perplexity", "bits_per_token")
+_BY_TASK = {"classification": CLASSIFICATION, "regression": REGRESSION, LANGUAGE: LANGUAGE_MODELING}
 
 
 def metrics_of(task: str) -> dict[str, Metric]:
-    """Return the metrics of ``classification`` or ``regression`` by name; the first is the usual one."""
-    return REGRESSION if task == "regression" else CLASSIFICATION
+    """Return the metrics of a task by name; the first is the usual one."""
+    return _BY_TASK[task]
+
+
+def gap_metric(name: str) -> str:
+    """Return what gaps are measured in: the metric itself, but for a perplexity its logarithm, the loss."""
+    return "loss" if name in LANGUAGE_MODELING else name
 
 
 def main_metric(task: str, name: str | None, data_name: str = "") -> str:
@@ -60,7 +84,7 @@ def main_metric(task: str, name: str | None, data_name: str = "") -> str:
     Raises:
         AttnExtError: a name that the task does not have.
     """
-    known = [*metrics_of(task), "loss"]
+    known = list(dict.fromkeys([*metrics_of(task), "loss"]))
     if name is None:
         return "matthews" if data_name.split("/")[-1] == "cola" else known[0]
     if name not in known:
@@ -69,16 +93,21 @@ def main_metric(task: str, name: str | None, data_name: str = "") -> str:
 
 
 def predictions_of(logits: np.ndarray, task: str) -> np.ndarray:
-    """Return classes (int64) or numbers (float64) from logits (n, classes) or (n, 1)."""
+    """Return classes (int64) or numbers (float64) from logits (n, classes) or (n, 1).
+
+    For language modelling ``logits`` are each sequence's summed loss and number of predicted tokens, (n, 2), and stay.
+    """
+    if task == LANGUAGE:
+        return logits
     return logits[:, 0].astype(np.float64) if task == "regression" else logits.argmax(-1)
 
 
-def compute(labels: np.ndarray, logits: np.ndarray, task: str) -> dict[str, float]:
+def compute(labels: np.ndarray | None, logits: np.ndarray, task: str) -> dict[str, float]:
     """Return every metric of the task.
 
     Args:
-        labels: (n,) classes or numbers.
-        logits: (n, classes) or (n, 1).
+        labels: (n,) classes or numbers; ``None`` for language modelling.
+        logits: (n, classes) or (n, 1); for language modelling (n, 2), see :func:`predictions_of`.
 
     Example:
         >>> compute(np.array([0, 1]), np.array([[2.0, 0.0], [0.0, 1.0]]), "classification")["accuracy"]
@@ -89,18 +118,19 @@ def compute(labels: np.ndarray, logits: np.ndarray, task: str) -> dict[str, floa
 
 
 def _resampled(
-    labels: np.ndarray, predictions: np.ndarray, task: str, resamples: int, seed: int = 0
+    labels: np.ndarray | None, predictions: np.ndarray, task: str, resamples: int, seed: int = 0
 ) -> dict[str, np.ndarray]:
     """Return every metric on ``resamples`` bootstrap draws of the examples, (resamples,) each.
 
     Classes are drawn as confusion matrices, which is a hundred times faster than calling scikit-learn for each draw.
     """
     generator = np.random.default_rng(seed)
-    draws = [generator.integers(len(labels), size=len(labels)) for _ in range(resamples)]
-    if task == "regression":
+    size = len(predictions)
+    draws = [generator.integers(size, size=size) for _ in range(resamples)]
+    if task != "classification":
         return {
-            name: np.array([metric(labels[rows], predictions[rows]) for rows in draws])
-            for name, metric in REGRESSION.items()
+            name: np.array([metric(None if labels is None else labels[rows], predictions[rows]) for rows in draws])
+            for name, metric in metrics_of(task).items()
         }
     classes = int(max(labels.max(), predictions.max())) + 1
     cells = labels * classes + predictions
@@ -124,14 +154,14 @@ def from_counts(counts: np.ndarray) -> dict[str, np.ndarray]:
     return {"accuracy": right.sum(1) / total, "f1": f1, "matthews": matthews}
 
 
-def standard_errors(labels: np.ndarray, logits: np.ndarray, task: str, resamples: int = 200) -> dict[str, float]:
-    """Return the bootstrap standard error of every metric of the task over the examples (seeded)."""
+def standard_errors(labels: np.ndarray | None, logits: np.ndarray, task: str, resamples: int = 200) -> dict[str, float]:
+    """Return the bootstrap standard error of every metric of the task over the examples or sequences (seeded)."""
     drawn = _resampled(labels, predictions_of(logits, task), task, resamples)
     return {name: float(np.std(values, ddof=1)) for name, values in drawn.items()}
 
 
 def difference_error(
-    labels: np.ndarray, first: np.ndarray, second: np.ndarray, task: str, name: str, resamples: int = 200
+    labels: np.ndarray | None, first: np.ndarray, second: np.ndarray, task: str, name: str, resamples: int = 200
 ) -> float:
     """Return the bootstrap standard error of ``metric(first) - metric(second)`` on the same examples.
 

@@ -15,7 +15,6 @@ import torch
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import broadcast, set_seed
 from torch import nn
-from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as host_logging
 
 from ..config import AttnExtConfig
@@ -25,16 +24,17 @@ from . import map_files
 from . import metrics as task_metrics
 from .config import DistillConfig, TaskConfig
 from .config_files import load_config
-from .data import load_task_data
-from .encoding import Collator, TrainingOrder, encode, evaluation_batches, model_inputs, pack
+from .encoding import Collator, EncodedSplit, TrainingOrder, evaluation_batches, model_inputs
 from .files import new_folder, read_json, remove, write_json
 from .finetune import TaskStage, predict, score_logits
+from .inputs import encode_all, load_texts, stage1_length
 from .journal import Journal, flat
+from .labels import LANGUAGE
 from .launch import make_accelerator
 from .loop import number_of_steps, train
 from .results import collect
 from .run_folder import RunFolder
-from .teacher import check_fits, load_tokenizer, open_teacher
+from .teacher import auto_class, check_fits, load_tokenizer, open_teacher
 from .transfer import TransferStage, evaluate_transfer, output_scales
 
 CALIBRATION_ROWS = 8  # sequences in one forward pass
@@ -46,7 +46,8 @@ class DistillResult:
 
     Attributes:
         folder: the run's folder.
-        model_folder: the converted model, ready for ``AutoModelForSequenceClassification.from_pretrained``.
+        model_folder: the converted model, ready for ``AutoModelForSequenceClassification.from_pretrained``, or
+            ``AutoModelForCausalLM`` after language modelling.
         results: what ``results.json`` holds.
     """
 
@@ -110,41 +111,32 @@ class _Run:
         self.config, self.folder, self.accelerator = config, folder, folder.accelerator
         self.kernel = dataclasses.replace(config.kernel, seed=config.kernel.seed + config.seed)
         with self.accelerator.main_process_first():  # one process reads the files, the others its cache
-            self.data = load_task_data(config.data)
-            texts = config.stage1_data and load_task_data(config.stage1_data, labelled=False, where="stage1_data")
+            self.data, texts = load_texts(config)
         self.task = self.data.labels.task
         self.metric = task_metrics.main_metric(self.task, config.data.metric, config.data.path or "")
-        length = config.data.max_length
-        stage1_length = config.stage1.max_length or (config.stage1_data or config.data).max_length
+        self.language = self.task == LANGUAGE
         self.tokenizer = load_tokenizer(config.model)
-        self.collate = Collator(self.tokenizer)
-        self.teacher = open_teacher(config.model, self.data, max(length, stage1_length))
-
-        self.train = encode(self.data.train, self.tokenizer, length)
-        self.validation = encode(self.data.validation, self.tokenizer, length)
-        same = self.data.test is self.data.validation
-        self.test = self.validation if same else encode(self.data.test, self.tokenizer, length)
-        source = texts or self.data
-        prepare = pack if config.stage1.packing else encode
-        self.stage1_train = prepare(source.train, self.tokenizer, stage1_length)
-        self.stage1_held_out = prepare(source.validation, self.tokenizer, stage1_length)
-        for split in (self.train, self.validation, self.test, self.stage1_train, self.stage1_held_out):
+        self.collate = Collator(self.tokenizer, self.task)
+        self.teacher = open_teacher(config.model, self.data, max(config.data.max_length, stage1_length(config)))
+        self.inputs = encode_all(config, self.data, texts, self.tokenizer)
+        for split in self.inputs:
             check_fits(self.teacher.host_config, config.model.name, split)
-        drawn = np.random.default_rng([config.data.split_seed, 6]).permutation(len(self.stage1_held_out))
+        drawn = np.random.default_rng([config.data.split_seed, 6]).permutation(len(self.inputs.stage1_held_out))
         self.stage1_rows = drawn[: config.stage1.eval_sequences]
 
         processes = self.accelerator.num_processes
         self.steps = {
-            "teacher": number_of_steps(config.teacher, len(self.train), processes),
-            "stage1": number_of_steps(config.stage1, len(self.stage1_train), processes),
-            "stage2": number_of_steps(config.stage2, len(self.train), processes),
+            "teacher": number_of_steps(config.teacher, len(self.inputs.train), processes),
+            "stage1": number_of_steps(config.stage1, len(self.inputs.stage1_train), processes),
+            "stage2": number_of_steps(config.stage2, len(self.inputs.train), processes),
         }
         self.steps["control"] = self.steps["stage2"] if config.control else 0
         self.teacher_ready = self.teacher.head_trained or self.steps["teacher"] > 0
         if config.stage2.distillation > 0 and not self.teacher_ready:
+            head = "language-model head" if self.language else "classifier"
             raise AttnExtError(
-                f"'stage2.distillation' needs a teacher with a trained classifier, but {config.model.name!r} has none: "
-                "set teacher.steps or teacher.epochs, or stage2.distillation: 0"
+                f"'stage2.distillation' needs a teacher with a trained {head}, but "
+                f"{config.model.name!r} has none: set teacher.steps or teacher.epochs, or stage2.distillation: 0"
             )
         if self.steps["teacher"] and folder.result("teacher") is None:
             convert(self.load_teacher(fresh=True), self.kernel)  # what cannot be converted is not fine-tuned first
@@ -186,11 +178,9 @@ class _Run:
             model, state, held_out = self.train_task("teacher", self.load_teacher(fresh=True), self.config.teacher)
             self.save(model, self.folder.teacher, state)
         result = {"validation": held_out, **self.measure_task("teacher", self.load_teacher)}
-        if self.config.stage2.distillation > 0:
-            logits = predict(
-                self.load_teacher().to(self.accelerator.device), self.train, self.collate, self.accelerator
-            )
-            self.folder.save_logits("teacher-train", logits)
+        if self.config.stage2.distillation > 0 and not self.language:
+            model = self.load_teacher().to(self.accelerator.device)
+            self.folder.save_logits("teacher-train", self.predict(model, self.inputs.train))
         return result
 
     def converted_phase(self) -> dict[str, Any]:
@@ -219,7 +209,7 @@ class _Run:
         train(
             stage,
             config,
-            self.stage1_train,
+            self.inputs.stage1_train,
             self.collate,
             self.accelerator,
             steps=self.steps["stage1"],
@@ -251,12 +241,16 @@ class _Run:
             return self.measure_task("control", lambda: model)
         model, state, held_out = self.train_task("control", model, self.config.stage2)
         self.save(model, self.folder.weights("control"), state)
-        measured = self.measure_task("control", lambda: _load_model(self.folder.weights("control")))
+        measured = self.measure_task("control", lambda: self.load_model("control"))
         return {"validation": held_out, **measured}
 
     def finish(self, results: dict[str, dict[str, Any]]) -> None:
         """Write ``results.json`` and ``model/``, each whole or not at all."""
-        report = collect(results, self.config, self.folder, self.data, self.metric, self.steps)
+        tokens = None
+        if self.language:
+            splits = {"train": self.inputs.train, "validation": self.inputs.validation, "test": self.inputs.test}
+            tokens = {name: int((split.lengths - 1).sum()) for name, split in splits.items()}
+        report = collect(results, self.config, self.folder, self.data, self.metric, self.steps, tokens)
         report["kernel"] = self.kernel.to_dict()
         if self.accelerator.is_main_process:
             model = self.load_final()
@@ -280,22 +274,24 @@ class _Run:
             old = getattr(model, "gradient_checkpointing_enable", None)
             getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
         maps = [] if name == "teacher" else [layer.feature_map for layer in converted_layers(model)]
+        follows = self.language and name != "teacher" and self.config.stage2.distillation > 0
         stage = TaskStage(
             name,
             model,
             config,
             self.task,
             self.metric,
-            self.validation,
+            self.inputs.validation,
             self.collate,
             self.accelerator,
             self.folder.logits("teacher-train") if name != "teacher" else None,
             [parameter for feature_map in maps for parameter in feature_map.parameters()],
+            self.load_teacher() if follows else None,
         )
         held_out = train(
             stage,
             config,
-            self.train,
+            self.inputs.train,
             self.collate,
             self.accelerator,
             steps=self.steps[name],
@@ -313,8 +309,11 @@ class _Run:
         set_seed(self.config.seed)  # a new head is the same each time
         return self.teacher.load(None if fresh or not self.steps["teacher"] else self.folder.teacher)
 
+    def load_model(self, phase: str) -> nn.Module:
+        return auto_class(self.task).from_pretrained(self.folder.weights(phase), dtype=torch.float32)
+
     def load_final(self) -> nn.Module:
-        return _load_model(self.folder.weights("stage2"))
+        return self.load_model("stage2")
 
     def save(self, model: nn.Module, target: Path, state: dict[str, torch.Tensor] | None = None) -> None:
         if self.accelerator.is_main_process:
@@ -337,7 +336,7 @@ class _Run:
         """Return the first steps' batches, of all processes: their statistics set up the feature maps."""
         config, processes = self.config.stage1, self.accelerator.num_processes
         order = TrainingOrder(
-            self.stage1_train.lengths,
+            self.inputs.stage1_train.lengths,
             config.batch_size,
             config.accumulate,
             processes,
@@ -347,11 +346,11 @@ class _Run:
         rows = np.concatenate([order.step(step) for step in range(max(1, config.calibration_batches))])
         # cut in one way, however the steps are spread: a sample of keys depends on the order they come in
         parts = np.split(rows, range(CALIBRATION_ROWS, len(rows), CALIBRATION_ROWS))
-        return [model_inputs(self.collate([self.stage1_train[int(row)] for row in part])) for part in parts]
+        return [model_inputs(self.collate([self.inputs.stage1_train[int(row)] for row in part])) for part in parts]
 
     def transfer_batches(self) -> Iterable[dict[str, torch.Tensor]]:
         return evaluation_batches(
-            self.stage1_held_out,
+            self.inputs.stage1_held_out,
             self.collate,
             self.config.stage1.batch_size,
             self.accelerator.process_index,
@@ -371,10 +370,13 @@ class _Run:
         if not self.teacher_ready and (name not in ("stage2", "control") or not self.steps[name]):
             return {"scores": None}
         model = load().to(self.accelerator.device)
-        logits = predict(model, self.test, self.collate, self.accelerator)
+        logits, labels = self.predict(model, self.inputs.test), self.inputs.test.labels
         self.folder.save_logits(name, logits)
-        scores = score_logits(logits, self.test.labels, self.task)
-        return {"scores": scores, "standard_errors": task_metrics.standard_errors(self.test.labels, logits, self.task)}
+        scores = score_logits(logits, labels, self.task)
+        return {"scores": scores, "standard_errors": task_metrics.standard_errors(labels, logits, self.task)}
+
+    def predict(self, model: nn.Module, split: EncodedSplit) -> np.ndarray:
+        return predict(model, split, self.collate, self.accelerator, task=self.task)
 
     def clear(self, stage: str) -> None:
         """Delete a finished stage's checkpoints."""
@@ -385,7 +387,3 @@ class _Run:
     def say(self, text: str) -> None:
         if self.accelerator.is_main_process and self.config.output.progress:
             print(f"[distill] {text}", file=sys.stderr, flush=True)
-
-
-def _load_model(folder: Path) -> nn.Module:
-    return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)

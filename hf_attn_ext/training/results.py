@@ -33,6 +33,7 @@ def collect(
     data: TaskData,
     metric: str,
     steps: Mapping[str, int],
+    tokens: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the content of ``results.json``.
 
@@ -43,6 +44,7 @@ def collect(
         data: the task.
         metric: the deciding metric.
         steps: steps of each trained phase.
+        tokens: predicted tokens of each split, for language modelling.
     """
     order = [name for name in TITLES if name in phases]
     report: dict[str, Any] = {
@@ -61,6 +63,7 @@ def collect(
             "validation": len(data.validation),
             "test": len(data.test) if data.reported_on == "test" else 0,
             "labels": data.labels.names,
+            **({"tokens": dict(tokens)} if tokens else {}),
         },
         "seed": config.seed,
         "steps": dict(steps),
@@ -75,22 +78,26 @@ def collect(
 
 
 def _gap(scores: Mapping[str, Any], folder: RunFolder, data: TaskData, metric: str) -> dict[str, Any]:
-    """Which share of the gap between the control and the teacher is closed, and whether there is a gap at all."""
+    """Which share of the gap between the control and the teacher is closed, and whether there is a gap at all.
+
+    The gap is how much better the teacher is: above 0 also for a metric that is better when it is lower.
+    """
     if any(not scores.get(name) for name in ("teacher", "control", "stage2")):
         return {}
-    teacher, control, student = (scores[name][metric] for name in ("teacher", "control", "stage2"))
-    gap = teacher - control
-    result = {
-        "gap": gap,
-        "gap_closed": (student - control) / gap if gap else None,
-        "share_of_teacher": student / teacher if teacher else None,
-    }
-    if metric in task_metrics.metrics_of(data.labels.task):
+    name = task_metrics.gap_metric(metric)
+    lower = name in task_metrics.LOWER_IS_BETTER
+    teacher, control, student = (scores[phase][name] for phase in ("teacher", "control", "stage2"))
+    gap = control - teacher if lower else teacher - control
+    closed = control - student if lower else student - control
+    result = {"gap": gap, "gap_metric": name, "gap_closed": closed / gap if gap else None}
+    if not lower:
+        result["share_of_teacher"] = student / teacher if teacher else None
+    if name in task_metrics.metrics_of(data.labels.task):
         error = task_metrics.difference_error(
-            data.test.labels, folder.logits("teacher"), folder.logits("control"), data.labels.task, metric
+            data.test.labels, folder.logits("teacher"), folder.logits("control"), data.labels.task, name
         )
         result["gap_standard_error"] = error
-        result["gap_is_clear"] = abs(gap) > 2 * error
+        result["gap_is_clear"] = gap > 2 * error
     return result
 
 
@@ -143,6 +150,8 @@ def results_table(results: Mapping[str, Any]) -> Table:
         cells += [f"{transfer[name]:.4f}" for name in ("output_error", "kl")] if transfer else ["", ""]
         table.add_row(TITLES.get(step, step), *cells)
     if results.get("gap_closed") is not None:
-        clear = "" if results.get("gap_is_clear", True) else " (the gap is within two standard errors: task too easy)"
-        table.caption = f"closes {100 * results['gap_closed']:.1f}% of the gap between control and teacher{clear}"
+        clear = "" if results.get("gap_is_clear", True) else " (the gap is below two standard errors: task too easy)"
+        what = " in loss" if results["metric"] != results.get("gap_metric", results["metric"]) else ""
+        closed = f"closes {100 * results['gap_closed']:.1f}% of the gap"
+        table.caption = f"{closed}{what} between control and teacher{clear}"
     return table

@@ -110,7 +110,7 @@ class RunFolder:
         return result
 
     def save_logits(self, name: str, logits: np.ndarray) -> None:
-        """Keep logits in ``logits/<name>.npy``."""
+        """Keep logits (of a language model: each sequence's loss and tokens) in ``logits/<name>.npy``."""
         if self.accelerator.is_main_process:
             path = self.root / "logits" / f"{name}.npy"
             path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Open the teacher: a stock sequence classifier, its tokenizer, and how its classes meet the data's."""
+"""Open the teacher: a stock classifier or language model, its tokenizer, and how its classes meet the data's."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from ..errors import AttnExtError
-from ..integration.families import stock_type
+from ..integration.families import attention_modules, stock_type
 from .config import ModelConfig
 from .data import TaskData
 from .encoding import EncodedSplit
-from .labels import match_teacher
+from .labels import LANGUAGE, match_teacher
 
 T = TypeVar("T")
 
@@ -30,6 +30,11 @@ def _opened(action: Callable[[], T], what: str) -> T:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise AttnExtError(f"{what} cannot be opened: {first}") from error
+
+
+def auto_class(task: str) -> Any:
+    """Return the host's class that opens a model for the task."""
+    return AutoModelForCausalLM if task == LANGUAGE else AutoModelForSequenceClassification
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -52,12 +57,14 @@ class Teacher:
 
     Attributes:
         host_config: the transformers configuration, with the task's labels in it.
-        head_trained: the checkpoint has a classifier already; else the head is new.
+        head_trained: the checkpoint has a classifier or a language-model head already; else the head is new.
+        task: what the model is opened for.
     """
 
     config: ModelConfig
     host_config: Any
     head_trained: bool
+    task: str
 
     def load(self, folder: Path | None = None) -> torch.nn.Module:
         """Return the model in float32, from ``folder`` (fine-tuned here) or from where the configuration says.
@@ -69,14 +76,17 @@ class Teacher:
         verbosity = transformers.logging.get_verbosity()
         transformers.logging.set_verbosity_error()  # "some weights are newly initialized": that is why we train
         try:
-            return _opened(
-                lambda: AutoModelForSequenceClassification.from_pretrained(
+            model = _opened(
+                lambda: auto_class(self.task).from_pretrained(
                     name, config=self.host_config, revision=revision, dtype=torch.float32
                 ),
                 f"model {name!r}",
             )
         finally:
             transformers.logging.set_verbosity(verbosity)
+        if self.task == LANGUAGE:
+            check_causal(model, name)
+        return model
 
 
 def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teacher:
@@ -105,7 +115,11 @@ def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teache
             if "dropout" in field and isinstance(value, float):
                 setattr(host, field, config.dropout)
     labels = data.labels
-    head_trained = any("ForSequenceClassification" in entry for entry in host.architectures or [])
+    architectures = host.architectures or []
+    if labels.task == LANGUAGE:
+        tied = bool(architectures) and bool(getattr(host, "tie_word_embeddings", False))
+        return Teacher(config, host, tied or any(is_language_model(entry) for entry in architectures), LANGUAGE)
+    head_trained = any("ForSequenceClassification" in entry for entry in architectures)
     if head_trained:
         order = match_teacher(labels, {int(i): str(label) for i, label in host.id2label.items()})
         if order != list(range(len(order))):
@@ -118,7 +132,22 @@ def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teache
         if names:
             host.id2label = dict(enumerate(names))
             host.label2id = {label: i for i, label in enumerate(names)}
-    return Teacher(config, host, head_trained)
+    return Teacher(config, host, head_trained, labels.task)
+
+
+def is_language_model(class_name: str) -> bool:
+    """Whether a class of the host's (or of ours) is a causal language model, from its name."""
+    return class_name.endswith(("LMHeadModel", "ForCausalLM"))
+
+
+def check_causal(model: torch.nn.Module, name: str) -> None:
+    """Raise AttnExtError for a model whose tokens see those behind them: its "perplexity" would mean nothing."""
+    modules = [module for _, module in attention_modules(model)]
+    if modules and not any(getattr(m, "is_causal", False) or getattr(m, "is_decoder", False) for m in modules):
+        raise AttnExtError(
+            f"model {name!r} ({model.config.model_type}) is not causal: its tokens see those they should predict. "
+            "task: language_modeling needs a decoder, such as gpt2"
+        )
 
 
 def check_fits(host: Any, name: str, encoded: EncodedSplit) -> None:

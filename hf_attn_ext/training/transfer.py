@@ -58,7 +58,14 @@ def evaluate_transfer(
 
     def measure(call: AttentionCall) -> None:
         losses = attention_losses(
-            call.query, call.key, call.value, call.feature_map, call.scaling, call.key_padding_mask, with_entropy=True
+            call.query,
+            call.key,
+            call.value,
+            call.feature_map,
+            call.scaling,
+            call.key_padding_mask,
+            with_entropy=True,
+            causal=call.causal,
         )
         parts = (losses.cross_entropy - losses.entropy, losses.squared_error, losses.squared_norm)
         for row, part in zip(sums[call.name], parts, strict=True):
@@ -127,7 +134,9 @@ def _run_stream(
     model: nn.Module, batch: Batch, on_layer: Callable[[AttentionCall], None], accelerator: Accelerator | None
 ) -> None:
     """Run the model without its head, softmax in every layer, dropout off, up to the last converted layer."""
-    last = converted_layers(model)[-1].name
+    layers = converted_layers(model)
+    last = layers[-1].name
+    causal = any(getattr(layer.module, "is_causal", False) for layer in layers)
     # a model that is not in the table may use one attention module many times (ALBERT does): let it run through
     known = model.config.model_type.removeprefix("attn_ext_") in supported_model_types()
 
@@ -142,7 +151,7 @@ def _run_stream(
     autocast = contextlib.nullcontext() if accelerator is None else accelerator.autocast()
     try:
         with contextlib.suppress(_StreamDone), softmax_stream(model, listen), autocast:
-            base(**model_inputs(batch))
+            base(**model_inputs(batch, causal))
     finally:
         model.train(training)
 
@@ -229,6 +238,7 @@ class TransferStage:
                     cross_entropy=config.cross_entropy,
                     output_error=config.output_error / self.scales[call.name],
                     scale=scale,
+                    causal=call.causal,
                 )
             entropy, error = entropies.sum(), (errors / self.scales[call.name]).sum()
             loss = config.cross_entropy * entropy + config.output_error * error

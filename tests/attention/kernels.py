@@ -1,10 +1,10 @@
-"""One table drives the tests of every kernel: name, options, features asked for, expected feature_dim of n."""
+"""One table drives the tests of every kernel: name, options, feature_dim for n features and head_dim D."""
 
 import torch
 
 from hf_attn_ext.attention import make_feature_map
 
-N = 5
+N, D = 5, 7
 TABLE = {
     "flexformer_s": ("flexformer_s", {}, 2 * N),
     "flexformer_n": ("flexformer_n", {"difference_std": 0.3}, 2 * N),
@@ -12,8 +12,12 @@ TABLE = {
     "flexformer_c-half": ("flexformer_c", {"complex_share": 0.5}, 2 * N),
     "flexformer_c-complex": ("flexformer_c", {"complex_share": 1.0, "imaginary_std": 0.6}, 2 * N),
     "flexformer_sq": ("flexformer_sq", {}, N * (2 * N + 1)),
+    "cosformer": ("cosformer", {"max_length": 2**14}, 2 * D),
+    "elu": ("elu", {}, D),
     "hedgehog": ("hedgehog", {}, 2 * N),
     "performer": ("performer", {}, N),
+    "polaformer": ("polaformer", {}, 2 * D),
+    "rfa": ("rfa", {}, 2 * N),
     "uniform": ("uniform", {}, 1),
 }
 KERNELS = list(TABLE)

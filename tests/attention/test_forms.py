@@ -33,15 +33,16 @@ def random_padding(batch, length, seed):
     length=st.integers(1, 20),
     head_dim=st.integers(1, 9),
     padded=st.booleans(),
+    causal=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_linear_equals_naive(kernel, batch, heads, length, head_dim, padded, seed):
+def test_linear_equals_naive(kernel, batch, heads, length, head_dim, padded, causal, seed):
     feature_map = build(kernel, heads, head_dim)
     mask = random_padding(batch, length, seed) if padded else None
     results = []
     for form in (linear_attention, naive_attention):
         q, k, v = (x.requires_grad_() for x in inputs(batch, heads, length, head_dim, seed))
-        out = form(q, k, v, feature_map, key_padding_mask=mask)
+        out = form(q, k, v, feature_map, causal=causal, key_padding_mask=mask)
         parameters = list(feature_map.parameters())
         gradients = torch.autograd.grad(
             (out * out.detach().cos()).sum(), [q, k, v, *parameters], allow_unused=True, materialize_grads=True
@@ -175,7 +176,7 @@ def test_weights_of_a_subset_of_queries():
         ({"q": torch.zeros(1, 3, 5, 4)}, "(1, 3, 5, 4)"),
         ({"v": torch.zeros(1, 2, 6, 4)}, "(1, 2, 6, 4)"),
         ({"k": torch.zeros(2, 2, 5, 4), "v": torch.zeros(2, 2, 5, 4)}, "batch size"),
-        ({"causal": True}, "causal"),
+        ({"causal": True, "q": torch.zeros(1, 2, 4, 4)}, "as many queries as keys, got 4 and 5"),
         ({"order": object()}, "order"),
         ({"v": torch.zeros(1, 2, 5, 4, dtype=torch.int64)}, "value has dtype torch.int64"),
         ({"q": torch.zeros(1, 2, 5, 4, dtype=torch.complex64)}, "query has dtype torch.complex64"),

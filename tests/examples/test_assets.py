@@ -1,6 +1,7 @@
 """The fetched weights and texts are what they claim to be, and a failure is one line that leaves nothing behind."""
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel
 
 from examples import assets
 
@@ -55,6 +56,32 @@ def test_minilm_is_the_same_function_as_the_bert_it_came_from():
     batch = {name: torch.tensor(rows) for name, rows in batch.items()}
     real = batch["attention_mask"].bool()
     assert torch.equal(roberta(**batch).last_hidden_state[real], bert(**batch).last_hidden_state[real])
+
+
+@pytest.mark.real
+def test_addresses_are_split_by_year():
+    parts = {}
+    for name in ("train", "validation", "test"):
+        lines = (assets.ensure("sotu") / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        parts[name] = [json.loads(line) for line in lines]
+    assert [len(rows) for rows in parts.values()] == [214, 13, 22]
+    years = [{row["year"] for row in rows} for rows in parts.values()]
+    assert [len(part) for part in years] == [196, 11, 22] and len(set.union(*years)) == 229
+    assert len({row["address"] for rows in parts.values() for row in rows}) == 249
+    assert all(row["text"].strip() == row["text"] and len(row["text"]) > 2000 for row in parts["test"])
+    assert [sum(len(row["text"]) for row in rows) // 100_000 for rows in parts.values()] == [102, 6, 12]
+
+
+@pytest.mark.real
+@torch.no_grad()
+def test_mgm_predicts_genera_and_knows_the_beginning_and_the_end():
+    model, tokenizer = (auto.from_pretrained(assets.ensure("mgm")) for auto in (AutoModelForCausalLM, AutoTokenizer))
+    text = "g__Bacteroides g__Faecalibacterium g__Roseburia g__Blautia g__Ruminococcus"
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    assert ids[0, 0] == model.config.bos_token_id == 2 and ids[0, -1] == model.config.eos_token_id == 3
+    assert tokenizer.decode(ids[0], skip_special_tokens=True) == text
+    losses = [float(model.eval()(x, labels=x).loss) for x in (ids, (ids * 7919) % 9669)]
+    assert losses[0] < 6 < losses[1]  # genera that live together, and as many drawn by a formula; log 9669 is 9.2
 
 
 def test_an_asset_that_is_there_is_not_built_again(tmp_path, monkeypatch):
@@ -117,4 +144,6 @@ def test_a_registry_out_of_reach_is_one_line(tmp_path):
 
 def test_an_unknown_asset_is_one_line(capsys):
     assert assets.main(["minilmm"]) == 2
-    assert capsys.readouterr().err == "assets: unknown asset 'minilmm'; there are: minilm, reviews, sapiens\n"
+    assert (
+        capsys.readouterr().err == "assets: unknown asset 'minilmm'; there are: minilm, reviews, sapiens, sotu, mgm\n"
+    )

@@ -11,12 +11,9 @@ from transformers import (
     AlbertConfig,
     AlbertModel,
     AutoModelForMaskedLM,
-    BertLMHeadModel,
     BertModel,
     CLIPConfig,
     CLIPModel,
-    GPT2Config,
-    GPT2LMHeadModel,
     RobertaForMaskedLM,
     RobertaModel,
     XLNetConfig,
@@ -180,14 +177,6 @@ def test_a_model_without_the_attention_interface_is_refused_by_name():
     model = XLNetModel(XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=16))
     with pytest.raises(AttnExtError, match="XLNetModel .*'xlnet'.*attention interface.*supported: bert, roberta"):
         hax.convert(model)
-
-
-def test_causal_models_are_refused_for_now():
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=16))
-    with pytest.raises(AttnExtError, match="GPT2LMHeadModel is causal"):
-        hax.convert(gpt2)
-    with pytest.raises(AttnExtError, match="BertLMHeadModel is causal.*is_decoder=False"):
-        hax.convert(tiny.tiny_model(BertLMHeadModel, is_decoder=True))
 
 
 def test_a_model_made_of_several_is_refused():

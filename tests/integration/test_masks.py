@@ -156,15 +156,14 @@ def test_patterns_that_are_not_padding_are_refused():
         model(**tiny.inputs())
 
 
-def test_causal_masks_are_refused(model):
-    causal = BertModel(tiny.tiny_config("bert", is_decoder=True), add_pooling_layer=False)
+def test_a_decoder_made_of_an_encoder_is_causal_on_first_use():
+    causal = BertModel(tiny.tiny_config("bert", is_decoder=True), add_pooling_layer=False).eval()
     causal.set_attn_implementation("flexformer")
-    with pytest.raises(AttnExtError, match="causal.*bidirectional"):
-        causal(**tiny.inputs())
-    module = causal.encoder.layer[0].attention.self
-    q = torch.randn(1, 2, 5, 8)
-    with pytest.raises(AttnExtError, match="causal"):
-        flexformer_attention(module, q, q, q, None)
+    batch = tiny.inputs(padded=False)
+    with torch.no_grad(), pytest.warns(UserWarning, match="untrained"):
+        whole = causal(**batch, use_cache=False).last_hidden_state
+        first = causal(input_ids=batch["input_ids"][:, :4], use_cache=False).last_hidden_state
+    torch.testing.assert_close(whole[:, :4], first)
 
 
 def test_modifiers_that_a_kernel_does_not_know_are_refused(model):

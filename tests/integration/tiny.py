@@ -20,6 +20,11 @@ SIZES = {
     "hidden_dim": 24,
     "initializer_range": 0.3,
     "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "sliding_window": None,
 }
 KERNEL = {"kernel": "flexformer_c", "num_features": 4}
 

@@ -31,12 +31,12 @@ EXACT = [
 ]
 
 
-def two_runs(root: Path, plans: list, random_kills: int, **sections) -> list[int]:
-    small.prepare(root)
+def two_runs(root: Path, plans: list, random_kills: int, made=small, **sections) -> list[int]:
+    made.prepare(root)
     paths = []
     for name in ("whole", "killed"):
         path = root / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(small.settings(root, name, **sections)))
+        path.write_text(yaml.safe_dump(made.settings(root, name, **sections)))
         paths.append(str(path))
     environment = {
         **os.environ,

@@ -3,20 +3,27 @@
 flexformer_s, flexformer_n      the paper's stationary and nonstationary kernels
 flexformer_c                    complex frequencies, the default (ours)
 flexformer_sq                   the squared kernel, never negative (ours)
-hedgehog, performer             the rivals
+elu, cosformer, hedgehog,       the rivals
+performer, polaformer, rfa
 uniform                         the control without attention
 """
 
 from .base import FeatureMap, Features, Side
+from .cosformer import Cosformer
+from .elu import Elu
 from .flexformer_c import FlexformerC
 from .flexformer_n import FlexformerN
 from .flexformer_s import FlexformerS
 from .flexformer_sq import FlexformerSq
 from .hedgehog import Hedgehog
 from .performer import Performer
+from .polaformer import Polaformer
+from .rfa import RFA
 from .uniform import Uniform
 
 __all__ = [
+    "Cosformer",
+    "Elu",
     "FeatureMap",
     "Features",
     "FlexformerC",
@@ -25,6 +32,8 @@ __all__ = [
     "FlexformerSq",
     "Hedgehog",
     "Performer",
+    "Polaformer",
+    "RFA",
     "Side",
     "Uniform",
 ]

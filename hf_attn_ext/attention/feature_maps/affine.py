@@ -16,6 +16,13 @@ from .moments import matrix_power
 class AffineMap(nn.Module):
     """``x -> (x - shift) @ weight`` per head; starts as the identity.
 
+    Calling it folds it into the projection behind it, so that both cost one product:
+
+        >>> affine = AffineMap(num_heads=2, head_dim=4)
+        >>> weight, bias = affine(torch.randn(2, 4, 16))
+        >>> project(torch.randn(1, 2, 9, 4), weight, bias).shape
+        torch.Size([1, 2, 9, 16])
+
     Args:
         num_heads: H.
         head_dim: d.
@@ -26,9 +33,29 @@ class AffineMap(nn.Module):
         self.shift = nn.Parameter(torch.zeros(num_heads, head_dim))
         self.weight = nn.Parameter(torch.eye(head_dim).repeat(num_heads, 1, 1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, H, N, d) to (B, H, N, d)."""
-        return (x - self.shift[:, None, :].to(x.dtype)) @ self.weight.to(x.dtype)
+    def forward(self, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Fold: ``(x - shift) @ self.weight @ weight + bias`` as one weight and one bias for :func:`project`.
+
+        Args:
+            weight: (H, d, R); None is the identity.
+            bias: (H, 1, R) or None.
+
+        Returns:
+            (H, d, R) and (H, 1, R), in ``weight``'s dtype.
+        """
+        folded = self.weight if weight is None else self.weight.to(weight.dtype) @ weight
+        shifted = -self.shift[:, None, :].to(folded.dtype) @ folded
+        return folded, shifted if bias is None else bias + shifted
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x @ weight + bias`` per head, in one pass: (B, H, N, d), (H, d, R), (H, 1, R) or None to (B, H, N, R)."""
+    if bias is None:
+        return x @ weight
+    batch, heads, length, dim = x.shape
+    if batch > 1:
+        weight, bias = weight.repeat(batch, 1, 1), bias.repeat(batch, 1, 1)
+    return torch.baddbmm(bias, x.reshape(batch * heads, length, dim), weight).unflatten(0, (batch, heads))
 
 
 @torch.no_grad()

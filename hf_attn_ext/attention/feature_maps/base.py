@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,8 @@ class Features(NamedTuple):
         log_scale: (B, H, N, G), or None for 0; G divides feature_dim, and feature ``j`` has the exponent ``j % G``.
         values: (B, H, N, feature_dim), or None for 1, with G = feature_dim. Not both are None.
         bound: group norms of ``values`` that bound the kernel, ``|values_q . values_k| <= bound_q . bound_k``, of
-            shape (B, H, N, M) with G = M or G = 1; None where they are all 1 with M = G. Only read where ``signed``.
+            shape (B, H, N, M) with G = M or G = 1; None where they are all 1 with M = G, or, without ``log_scale``,
+            with M = 1. Only read where ``signed``.
     """
 
     log_scale: Tensor | None
@@ -42,10 +45,13 @@ class FeatureMap(nn.Module):
     Attributes:
         kernel: the registered name.
         signed: True if features can be negative, so that their products may cancel; the normaliser then gets a floor.
+        uses_positions: True if features depend on where a token stands. :meth:`forward` and what :meth:`bind` returns
+            then take ``positions`` (B, N), int64, counted over real tokens from 0; such a map overrides :meth:`bind`.
     """
 
     kernel: str = ""
     signed: bool = False
+    uses_positions: bool = False
 
     def __init__(self, num_heads: int, head_dim: int, num_features: int, feature_dim: int, rho: float = 0.0) -> None:
         super().__init__()
@@ -58,6 +64,15 @@ class FeatureMap(nn.Module):
         """Map ``x`` (B, H, N, head_dim) to :class:`Features`; ``side`` says whether x are queries or keys."""
         raise NotImplementedError
 
+    def bind(self, side: Side, dtype: torch.dtype) -> Callable[..., Features]:
+        """The map of one side for one call of attention, which applies it to block after block of ``dtype`` tokens.
+
+        A map that can prepare something once (fold matrices, cast parameters) overrides it.
+        """
+        if self.uses_positions:
+            return lambda x, positions: self.forward(x, side, positions)
+        return partial(self.forward, side=side)
+
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:
         """Data-aware initialisation in place, from moments of real queries and keys. The base class leaves all
@@ -69,3 +84,25 @@ class FeatureMap(nn.Module):
             f"{self.num_heads} heads x {self.head_dim}, num_features={self.num_features}, "
             f"feature_dim={self.feature_dim}"
         )
+
+
+def softmax_and_log(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``softmax(x)`` over the last dimension, and ``logsumexp(x)`` (..., 1) at the price of two maxima."""
+    return _SoftmaxAndLog.apply(x)
+
+
+class _SoftmaxAndLog(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        share = x.softmax(-1)
+        # log p_j = x_j - logsumexp(x) at the largest, which is at least 1 / width
+        return share, x.amax(-1, keepdim=True) - share.amax(-1, keepdim=True).log()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad_share: Tensor, grad_log: Tensor) -> Tensor:
+        (share,) = ctx.saved_tensors
+        return share * (grad_share - (torch.linalg.vecdot(grad_share, share)[..., None] - grad_log))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from ...errors import AttnExtError
 from ..registry import register_kernel
 from ..statistics import QKStatistics
-from .affine import AffineMap
-from .base import FeatureMap, Features, Side
+from .affine import AffineMap, project
+from .base import FeatureMap, Features, Side, softmax_and_log
 from .moments import matrix_power
 
 
@@ -74,21 +76,35 @@ class FlexformerC(FeatureMap):
         self.register_buffer("bound", bound, persistent=False)
 
     def forward(self, x: Tensor, side: Side) -> Features:
-        if self.query_map is not None:
-            x = self.query_map(x) if side == "query" else self.key_map(x)
-        exponent = x @ self.real.to(x.dtype).mT + self.log_amplitude.to(x.dtype)[:, None]
-        amplitude = x.square().mean(-1, keepdim=True) * self.norm_weight.to(x.dtype)[:, None, None]
-        if side == "key":
-            total = exponent.logsumexp(-1, keepdim=True)
-            amplitude = amplitude - total * self.key_normaliser.to(x.dtype)[:, None, None]
-        exponent = exponent + amplitude
-        if not self.signed:
-            return Features(exponent, None)
-        n = self.num_complex
-        phase = x @ self.imaginary.to(x.dtype).mT
-        values = torch.cat([phase.cos(), phase.sin(), torch.ones_like(exponent[..., n:])], -1)
-        exponent = torch.cat([exponent[..., :n], exponent], -1)
-        return Features(exponent, values, self.bound.to(x.dtype).expand_as(exponent))
+        return self.bind(side, x.dtype)(x)
+
+    def bind(self, side: Side, dtype: torch.dtype) -> Callable[[Tensor], Features]:
+        affine = self.query_map if side == "query" else self.key_map
+        weight, bias = self.real.to(dtype).mT, self.log_amplitude.to(dtype)[:, None]
+        turn, turn_bias = (self.imaginary.to(dtype).mT, None) if self.signed else (None, None)
+        if affine is not None:
+            weight, bias = affine(weight, bias)
+            turn, turn_bias = affine(turn) if self.signed else (None, None)
+            identity = [part.to(dtype) for part in affine()]
+
+        def apply(x: Tensor) -> Features:
+            exponent = project(x, weight, bias)
+            if side == "query":
+                values, amplitude = exponent.softmax(-1), None  # a query's own amplitude cancels
+            else:
+                values, total = softmax_and_log(exponent)
+                mapped = x if affine is None else project(x, *identity)
+                norm = mapped.square().mean(-1, keepdim=True) * self.norm_weight.to(dtype)[:, None, None]
+                amplitude = norm + total * (1 - self.key_normaliser.to(dtype)[:, None, None])
+            if not self.signed:
+                return Features(amplitude, values)
+            n = self.num_complex
+            phase = project(x, turn, turn_bias)
+            size, rest = values[..., :n], values[..., n:]
+            bound = torch.cat([size, size, rest], -1) * self.bound.to(dtype)
+            return Features(amplitude, torch.cat([size * phase.cos(), size * phase.sin(), rest], -1), bound)
+
+        return apply
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:

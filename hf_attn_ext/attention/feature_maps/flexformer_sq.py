@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..registry import register_kernel
 from ..statistics import QKStatistics
-from .affine import AffineMap, balance
+from .affine import AffineMap, balance, project
 from .base import FeatureMap, Features, Side
 from .moments import phase_scale
 
@@ -61,7 +61,8 @@ class FlexformerSq(FeatureMap):
 
     def forward(self, x: Tensor, side: Side) -> Features:
         if self.query_map is not None:
-            x = self.query_map(x) if side == "query" else self.key_map(x)
+            affine = self.query_map if side == "query" else self.key_map
+            x = project(x, *(part.to(x.dtype) for part in affine()))
         phase = x @ self.frequency.to(x.dtype).mT
         if side == "key":
             phase = phase + self.phase.to(x.dtype)[:, None]

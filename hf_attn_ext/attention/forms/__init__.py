@@ -1,6 +1,8 @@
 """The forms of kernel attention: one result, several ways to compute it."""
 
-from .bidirectional import linear_attention
+from .causal import causal_attention
+from .linear import linear_attention
 from .naive import attention_weights, naive_attention
+from .state import AttentionState
 
-__all__ = ["attention_weights", "linear_attention", "naive_attention"]
+__all__ = ["AttentionState", "attention_weights", "causal_attention", "linear_attention", "naive_attention"]

@@ -1,72 +1,69 @@
-"""The linear-time form without a causal order: sum the keys once, then read the sum with every query."""
+"""The linear-time form without an order: sum the keys once, then read the sum with every query."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from ...errors import AttnExtError
 from ..feature_maps.base import FeatureMap
-from ..normaliser import denominator
-from .inputs import check_inputs, map_pair
+from ..normaliser import divide
+from .inputs import (
+    Outputs,
+    accumulation_dtype,
+    block_size,
+    drop_tokens,
+    mapper,
+    padded_places,
+    token_positions,
+)
+from .state import add_keys, read, with_ones
 
 
-def linear_attention(
+def bidirectional_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     feature_map: FeatureMap,
-    causal: bool = False,
-    key_padding_mask: Tensor | None = None,
-    order: Any = None,
-    scaling: float | None = None,
-    dropout_p: float = 0.0,
+    key_padding_mask: Tensor | None,
+    scaling: float | None,
+    dropout_p: float,
 ) -> Tensor:
-    """Kernel attention in linear time and memory: O(N d d') for feature_dim d'.
+    """Every query sees every real key; arguments as :func:`linear_attention`, which has checked them.
 
-    Args:
-        q, k: (B, H, N, d), any float dtype; features and sums are computed in float32 (float64 for float64),
-            autocast or not.
-        v: (B, H, N, d_v).
-        feature_map: from :func:`make_feature_map`.
-        causal: not yet in linear time: refused; :func:`naive_attention` has it.
-        key_padding_mask: (B, N) bool, True = real token. Padded keys have no weight and get gradient exactly 0.
-        order: not yet in linear time: refused; :func:`naive_attention` takes any mask.
-        scaling: the model's factor of the scores; None is ``d^-1/2``.
-        dropout_p: attention dropout. Weights of single pairs don't exist here, so whole key tokens are dropped
-            on the value side, per head, and the rest scaled by ``1 / (1 - dropout_p)``. The normaliser is left whole.
-
-    Returns:
-        (B, H, N, d_v) in v's dtype. A sequence without any real token gives 0.
-
-    Raises:
-        AttnExtError: shapes or dtypes that don't fit; ``causal`` or ``order``; ``dropout_p`` or ``scaling`` out of
-            range.
-
-    Example:
-        >>> feature_map = make_feature_map("flexformer_c", num_heads=2, head_dim=8, num_features=16)
-        >>> q, k, v = torch.randn(3, 1, 2, 100, 8).unbind()
-        >>> linear_attention(q, k, v, feature_map).shape
-        torch.Size([1, 2, 100, 8])
+    Keys and queries pass in blocks of tokens, so that on a CPU features are computed and used within the cache.
     """
-    if causal or order is not None:
-        asked = "causal=True" if causal else "an order"
-        raise AttnExtError(
-            f"linear_attention has no linear-time form for {asked} yet; naive_attention computes it densely"
-        )
-    check_inputs(q, k, v, feature_map, key_padding_mask)
-    if not 0 <= dropout_p < 1:
-        raise AttnExtError(f"dropout_p must lie between 0 and 1, 1 excluded, got {dropout_p!r}")
-    with torch.autocast(q.device.type, enabled=False):
-        query, key = map_pair(q, k, feature_map, key_padding_mask, scaling)
-        values = v.to(key.features.dtype)
-        if dropout_p:
-            keep = torch.rand(values.shape[:-1], device=values.device) >= dropout_p
-            values = values * (keep / (1 - dropout_p)).to(values.dtype)[..., None]
-        state = key.features.mT @ values
-        sums = key.features.sum(-2)
-        bounds = None if key.bound is None else key.bound.sum(-2)
-        out = (query.features @ state) / denominator(sums, bounds, query, feature_map.rho)
-        return out.to(v.dtype)
+    dtype = accumulation_dtype(q)
+    query_map = mapper(feature_map, "query", dtype, scaling)
+    key_map = mapper(feature_map, "key", dtype, scaling)
+    same = q.shape[2] == k.shape[2]
+    key_positions = token_positions(feature_map, k, key_padding_mask)
+    query_positions = token_positions(feature_map, q, key_padding_mask if same else None)
+    size = block_size(k, feature_map)
+    if not k.shape[2]:
+        return v.new_zeros(*q.shape[:3], v.shape[3])
+    state = None
+    for keys, values, padded, positions in zip(
+        k.split(size, 2),
+        v.split(size, 2),
+        split(padded_places(key_padding_mask), size, 2),
+        split(key_positions, size, 1),
+        strict=False,
+    ):
+        mapped = key_map(keys, positions, padded)
+        state = add_keys(state, mapped, with_ones(drop_tokens(values.to(dtype), dropout_p)), 0)
+    outputs = Outputs(v, q.shape[2])
+    for queries, positions in zip(q.split(size, 2), split(query_positions, size, 1), strict=False):
+        outputs.add(divide(*read(state, query_map(queries, positions)), feature_map.rho))
+    return outputs.join()
+
+
+def split(x: Tensor | None, size: int, dim: int) -> tuple[Tensor | None, ...]:
+    """Blocks of ``x``; endless Nones for None."""
+    return _Nones() if x is None else x.split(size, dim)
+
+
+class _Nones:
+    def __iter__(self) -> _Nones:
+        return self
+
+    def __next__(self) -> None:
+        return None

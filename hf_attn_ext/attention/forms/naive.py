@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ...errors import AttnExtError
 from ..feature_maps.base import FeatureMap
-from ..normaliser import denominator
-from .inputs import check_inputs, map_pair
+from ..normaliser import floored
+from .inputs import accumulation_dtype, check_causal, check_inputs, mapper, padded_places, token_positions
 
 
 def attention_weights(
@@ -19,6 +19,7 @@ def attention_weights(
     key_padding_mask: Tensor | None = None,
     mask: Tensor | None = None,
     scaling: float | None = None,
+    query_positions: Tensor | None = None,
 ) -> Tensor:
     """The normalised weights of kernel attention, which softmax's would be; signed where the kernel is.
 
@@ -30,6 +31,8 @@ def attention_weights(
         key_padding_mask: (B, Nk) bool, True = real token.
         mask: (Nq, Nk) or (B, Nq, Nk) bool, True = may attend.
         scaling: the model's factor of the scores; None is ``d^-1/2``.
+        query_positions: (B, Nq) int64, where the queries stand among the real tokens; only read by maps that use
+            positions, and only needed where the queries are not those of the keys' tokens.
 
     Returns:
         (B, H, Nq, Nk) in float32, or float64 for float64 inputs. A query without any key has weights 0.
@@ -46,17 +49,29 @@ def attention_weights(
     check_inputs(q, k, None, feature_map, key_padding_mask)
     allowed = _allowed(q, k, causal, mask)
     with torch.autocast(q.device.type, enabled=False):
-        query, key = map_pair(q, k, feature_map, key_padding_mask, scaling)
+        dtype = accumulation_dtype(q)
+        positions = token_positions(feature_map, k, key_padding_mask)
+        if query_positions is None:
+            if feature_map.uses_positions and k.shape[2] not in (0, q.shape[2]):
+                raise AttnExtError(f"kernel {feature_map.kernel!r} needs query_positions where queries are a subset")
+            query_positions = positions if k.shape[2] else token_positions(feature_map, q, None)
+        query = mapper(feature_map, "query", dtype, scaling)(q, query_positions)
+        key = mapper(feature_map, "key", dtype, scaling)(k, positions, padded_places(key_padding_mask))
         scores = query.features @ key.features.mT
-        if allowed is None:
-            sums = key.features.sum(-2)
-            bounds = None if key.bound is None else key.bound.sum(-2)
-        else:
+        bounds = None if key.bound is None else query.bound @ key.bound.mT
+        if allowed is not None:
             scores = scores.masked_fill(~allowed, 0.0)
-            seen = allowed.to(scores.dtype)
-            sums = seen @ key.features
-            bounds = None if key.bound is None else seen @ key.bound
-        return scores / denominator(sums, bounds, query, feature_map.rho)
+            bounds = None if bounds is None else bounds.masked_fill(~allowed, 0.0)
+        if key.amplitude is not None and k.shape[2]:
+            # relative to the largest amplitude that the query sees
+            amplitude = key.amplitude[:, :, None, :]
+            if allowed is not None:
+                amplitude = amplitude.masked_fill(~allowed, -torch.inf)
+            largest = amplitude.detach().amax(-1, keepdim=True)
+            scale = (amplitude - torch.where(largest.isfinite(), largest, 0.0)).exp()
+            scores, bounds = scores * scale, None if bounds is None else bounds * scale
+        bound = None if bounds is None else bounds.sum(-1, keepdim=True)
+        return scores / floored(scores.sum(-1, keepdim=True), bound, feature_map.rho)
 
 
 def naive_attention(
@@ -97,8 +112,7 @@ def _allowed(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor 
             )
         allowed = mask[None, None] if mask.ndim == 2 else mask[:, None]
     if causal:
-        if size[0] != size[1]:
-            raise AttnExtError(f"causal attention takes as many queries as keys, got {size[0]} and {size[1]}")
+        check_causal(q, k)
         lower = torch.ones(size, dtype=torch.bool, device=q.device).tril()
         allowed = lower if allowed is None else allowed & lower
     return allowed

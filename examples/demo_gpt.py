@@ -1,0 +1,333 @@
+"""The main job for decoders, end to end, on real text, or on a real GPT-2 without any text.
+
+    python examples/demo_gpt.py                # a small GPT on the State of the Union addresses: 8 minutes, two cores
+    python examples/demo_gpt.py --model mgm    # a real GPT-2 (microbiome), data-free: on texts that it wrote itself
+    python examples/demo_gpt.py --model gpt2 --data Salesforce/wikitext/wikitext-2-raw-v1    # where a hub is reachable
+
+Trains the teacher (``sotu``: a BPE vocabulary and a GPT of 1.1 million parameters, from scratch; the others are taken
+as they are), converts every layer to linear attention, trains the kernels on the softmax stream (stage 1) and then the
+model on its text and its teacher's predictions (stage 2). The perplexity is measured at every step, beside a control
+without attention, whose every token is the mean of those before it. The result is saved and opened again by a fresh
+process with plain ``AutoModelForCausalLM``: it must give the same logits and losses bit for bit, and it writes a few
+words with ``generate()``, with a constant-size state in place of a cache. All of it is the library's:
+``hf_attn_ext.training.distill`` and ``hf_attn_ext.hub.card``.
+
+A run that was stopped goes on when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+START = time.perf_counter()
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+import numpy as np  # noqa: E402
+from assets import AssetError, ensure  # noqa: E402
+
+from hf_attn_ext.errors import AttnExtError  # noqa: E402
+
+# What the fresh process runs: transformers and `import hf_attn_ext`, nothing else of ours. It makes the batches that
+# the evaluation made, because sums in another order may differ in the last bit.
+RELOAD = """
+import json, sys
+import numpy as np, torch
+import hf_attn_ext
+from torch.nn.functional import cross_entropy, pad
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder, task, out = sys.argv[1:]
+task = np.load(task)
+torch.set_num_threads(int(task["threads"]))
+device = str(task["device"])
+model = AutoModelForCausalLM.from_pretrained(folder).to(device).eval()
+tokenizer = AutoTokenizer.from_pretrained(folder)
+losses, logits = [], None
+with torch.no_grad():
+    for i in range(int(task["batches"])):
+        ids, mask = (torch.from_numpy(task[f"{name}{i}"]).to(device) for name in ("ids", "mask"))
+        found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        logits = found[:2].cpu().numpy() if logits is None else logits
+        targets = pad(ids[:, 1:], (0, 1)).masked_fill(pad(mask[:, 1:], (0, 1)) == 0, -100)
+        row = cross_entropy(found.flatten(0, 1).float(), targets.flatten(), reduction="none").view(targets.shape)
+        losses.append(row.cpu().double().sum(1).numpy())
+    prompt = tokenizer(str(task["prompt"]), add_special_tokens=False, return_tensors="pt").to(device)
+    words = dict(max_new_tokens=24, do_sample=False, pad_token_id=model.config.eos_token_id)
+    kept, anew = (model.generate(**prompt, **words, use_cache=cache)[0].tolist() for cache in (True, False))
+text = tokenizer.decode(kept, skip_special_tokens=True)
+np.savez(out, losses=np.concatenate(losses), logits=logits, text=text, same_words=kept == anew)
+"""
+BEGINNINGS = {"sotu": "The people of the United States", "mgm": "<bos> g__Bacteroides"}
+
+
+# -- what is distilled ---------------------------------------------------------------------------------------------
+
+
+def configuration(options: argparse.Namespace) -> Any:
+    """The run's :class:`DistillConfig`."""
+    from hf_attn_ext.training import DistillConfig
+    from hf_attn_ext.training.config_files import apply_overrides
+
+    make = {"sotu": sotu_settings, "mgm": mgm_settings}.get(options.model, other_settings)
+    settings = make(options)
+    data = {"task": "language_modeling", **settings.pop("data")}
+    settings = {
+        **settings,
+        "data": data,
+        "kernel": {"kernel": options.kernel, "num_features": options.num_features},
+        "output": {"folder": options.out},
+        "seed": options.seed,
+        "control": True,
+    }
+    return DistillConfig.from_dict(apply_overrides(settings, options.set), where="demo")
+
+
+def stage(steps: int, batch_size: int, lr: float, **others: Any) -> dict[str, Any]:
+    """One stage's section, evaluated at its end only: every evaluation costs seconds of the eight minutes."""
+    return {"steps": steps, "batch_size": batch_size, "lr": lr, "evaluate_every": max(1, steps), **others}
+
+
+def sotu_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """A small GPT from scratch on the addresses; the teacher's steps make up most of the time."""
+    folder = ensure("sotu")
+    training = {"schedule": "cosine", "warmup": 0.1, "weight_decay": 0.1, "beta2": 0.95}
+    return {
+        "model": {"name": str(start_sotu(Path(f"{options.out}-start"), folder, options.seed))},
+        "data": {
+            "path": str(folder),
+            **{split: f"{split}.jsonl" for split in ("train", "validation", "test")},
+            "max_length": 128,
+            "max_eval_examples": 4,
+        },
+        "teacher": stage(500, 32, 2e-3, **training),
+        "stage1": stage(200, 16, 2e-2, eval_sequences=128),
+        "stage2": stage(120, 32, 5e-4, **training, feature_map_lr=1e-3, distillation=0.5, temperature=1.0),
+    }
+
+
+def start_sotu(folder: Path, texts: Path, seed: int) -> Path:
+    """Make the untrained GPT and its vocabulary, where they are not made yet; return their folder."""
+    from train_sotu_gpt import build_parser, stock_model, train_tokenizer
+
+    from hf_attn_ext.training.files import new_folder
+
+    if not folder.is_dir():
+        sizes = build_parser().parse_args(["--context", "128"])
+        with open(texts / "train.jsonl", encoding="utf-8") as file:
+            train = [json.loads(line)["text"] for line in file]
+        with new_folder(folder) as made:
+            tokenizer = train_tokenizer(made / "vocabulary", train, sizes.vocabulary)
+            stock_model(sizes, len(tokenizer), tokenizer.eos_token_id, seed).save_pretrained(made)
+            tokenizer.save_pretrained(made)
+    return folder
+
+
+def mgm_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """A real GPT-2 whose training text nobody has: it writes its own, and the student learns its predictions."""
+    model = ensure("mgm")
+    samples = write_samples(model, Path(f"{options.out}-samples"), options.seed, options.samples)
+    return {
+        "model": {"name": str(model), "dropout": 0.0},
+        "data": {
+            "path": str(samples),
+            **{split: f"{split}.jsonl" for split in ("train", "validation", "test")},
+            "max_length": 96,
+            "packing": False,  # it has never seen two samples in one sequence
+        },
+        "teacher": {"steps": 0},
+        "stage1": stage(150, 8, 2e-2, eval_sequences=64, group_by_length=True),
+        "stage2": stage(
+            100, 8, 2e-4, warmup=0.1, feature_map_lr=1e-3, distillation=1.0, temperature=1.0, group_by_length=True
+        ),
+    }
+
+
+def write_samples(model: Path, folder: Path, seed: int, count: int) -> Path:
+    """Let the model write texts from its beginning token on, without any prompt, and split them."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from hf_attn_ext.training.files import new_folder
+
+    if folder.is_dir():
+        return folder
+    torch.manual_seed(seed)
+    gpt, tokenizer = AutoModelForCausalLM.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
+    texts: list[str] = []
+    while len(texts) < count:
+        start = torch.full((min(128, count), 1), tokenizer.bos_token_id)
+        with torch.no_grad():
+            ids = gpt.generate(start, attention_mask=torch.ones_like(start), do_sample=True, top_k=0, max_length=96)
+        texts += tokenizer.batch_decode(ids, skip_special_tokens=True)
+        print(f"[demo] the model has written {min(len(texts), count)} of {count} texts", file=sys.stderr, flush=True)
+    texts = [text for text in texts[:count] if text.strip()]
+    eighth = max(1, len(texts) // 8)
+    parts = {"test": texts[:eighth], "validation": texts[eighth : 2 * eighth], "train": texts[2 * eighth :]}
+    with new_folder(folder) as made:
+        for name, members in parts.items():
+            lines = [json.dumps({"text": text}) + "\n" for text in members]
+            (made / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def other_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """A hub model or a folder, on a hub data set or a folder with train.jsonl, validation.jsonl and test.jsonl."""
+    if options.data is None:
+        raise AttnExtError(f"--model {options.model} needs --data: a hub id, or a folder with train.jsonl and the like")
+    data: dict[str, Any] = {"path": options.data, "train": "train", "validation": "validation", "test": "test"}
+    if Path(options.data).is_dir():
+        data |= {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
+    if "wikitext" in options.data:
+        data["borders"] = False  # its rows are the lines of one text
+    return {
+        "model": {"name": options.model},
+        "data": {**data, "max_length": 256},
+        "teacher": {"steps": 0},
+        "stage1": stage(300, 4, 1e-2, eval_sequences=64, queries_per_sequence=64),
+        "stage2": stage(300, 4, 2e-5, warmup=0.1, feature_map_lr=1e-3, distillation=0.5, temperature=1.0),
+    }
+
+
+# -- the fresh process ---------------------------------------------------------------------------------------------
+
+
+def reopened(folder: Path, model: Path, config: Any, beginning: str) -> dict[str, Any]:
+    """Open ``model`` in a fresh process and compare it with the run.
+
+    Returns:
+        ``sequences`` and ``loss_difference``: of how many sequences the loss was compared with the one that the run
+        wrote when it measured the trained model, and the largest difference; ``logits`` and ``logit_difference``: the
+        same for single logits, with this process on the other side; ``text`` and ``same_words``: what it wrote, and
+        whether that came out the same with the state as without.
+    """
+    import torch
+    from accelerate import PartialState
+    from transformers import AutoModelForCausalLM
+
+    from hf_attn_ext.training.encoding import Collator, evaluation_batches
+    from hf_attn_ext.training.finetune import language_batch_size
+    from hf_attn_ext.training.inputs import encode_all, load_texts
+    from hf_attn_ext.training.teacher import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model)
+    encoded = encode_all(config, *load_texts(config), tokenizer).test
+    here = AutoModelForCausalLM.from_pretrained(model).to(PartialState().device).eval()
+    size = language_batch_size(here, encoded)
+    batches = list(evaluation_batches(encoded, Collator(tokenizer, "language_modeling"), size))
+    batches = batches[:: max(1, len(batches) // 4)]  # four of them tell as much as all
+    rows = np.concatenate([batch["index"].numpy() for batch in batches])
+    inputs = {f"ids{i}": batch["input_ids"].numpy() for i, batch in enumerate(batches)}
+    inputs |= {f"mask{i}": batch["attention_mask"].numpy() for i, batch in enumerate(batches)}
+    with torch.no_grad():
+        first = {name: batches[0][name].to(here.device) for name in ("input_ids", "attention_mask")}
+        logits = here(**first, use_cache=False).logits[:2].cpu().numpy()
+    with tempfile.TemporaryDirectory() as scratch:
+        task, out = Path(scratch) / "task.npz", Path(scratch) / "found.npz"
+        machine = {"device": str(here.device), "threads": torch.get_num_threads(), "prompt": beginning}
+        np.savez(task, **inputs, **machine, batches=len(batches))
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        command = [sys.executable, "-c", RELOAD, str(model), str(task), str(out)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise AttnExtError(f"the fresh process could not open {model}: {done.stderr.strip().splitlines()[-1]}")
+        with np.load(out) as found:
+            fresh = {name: found[name] for name in found.files}
+    if not np.isfinite(fresh["logits"]).all():
+        raise AttnExtError(f"the model in {model} gives logits that are not finite")
+    written = np.load(folder / "logits" / "stage2.npy")[rows, 0]
+    return {
+        "sequences": len(rows),
+        "loss_difference": float(np.abs(fresh["losses"] - written).max()),
+        "logits": logits.size,
+        "logit_difference": float(np.abs(fresh["logits"] - logits).max()),
+        "text": str(fresh["text"]),
+        "same_words": bool(fresh["same_words"]),
+    }
+
+
+# -- the run -------------------------------------------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace) -> int:
+    from demo import peak_memory
+    from rich.console import Console
+    from transformers.utils import logging
+
+    from hf_attn_ext.hub.card import write_card
+    from hf_attn_ext.training import distill, results_table
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    config = configuration(options)
+    result = distill(config)
+    beginning = options.prompt or BEGINNINGS.get(options.model, "The")
+    fresh = reopened(result.folder, result.model_folder, config, beginning)
+    results = {**result.results, "peak_memory_mb": round(peak_memory())}
+    card = write_card(result.model_folder, results)
+
+    console = Console(width=None if sys.stdout.isatty() else 130, highlight=False)
+    console.print(results_table(results))
+    if results.get("gap_closed") is not None:
+        console.print(
+            f"gap closed: {results['gap_closed']:.1%}; the gap between control and teacher is {results['gap']:.4f} ± "
+            f"{results['gap_standard_error']:.4f} nats a token"
+        )
+    console.print(
+        f"fresh process: {fresh['logits']} logits compared, largest difference {fresh['logit_difference']}; losses of "
+        f"{fresh['sequences']} sequences, largest difference {fresh['loss_difference']}"
+    )
+    same = "the same with its state as without" if fresh["same_words"] else "NOT the same with its state as without"
+    console.print(f"generate(), {same}: {fresh['text']!r}", soft_wrap=True, markup=False)
+    spent = "   ".join(f"{name} {seconds:.0f}" for name, seconds in results["seconds"].items())
+    console.print(f"seconds by step: {spent}")
+    console.print(f"model: {result.model_folder}   card: {card}", soft_wrap=True)
+    seconds = time.perf_counter() - START
+    console.print(
+        f"wall time: {int(seconds // 60)} min {seconds % 60:.0f} s   peak memory: {peak_memory() / 1024:.2f} GiB"
+    )
+    if fresh["logit_difference"] != 0 or fresh["loss_difference"] != 0:
+        print("error: the reloaded model is not that of the run", file=sys.stderr)
+        return 1
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="sotu", help="sotu or mgm (embedded), a folder, or a hub id")
+    parser.add_argument("--data", default=None, help="for another model: a folder with train.jsonl ..., or a hub id")
+    parser.add_argument("--kernel", default="flexformer_c", help="see hf-attn-ext list")
+    parser.add_argument("--num-features", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--samples", type=int, default=1024, help="texts that mgm writes")
+    parser.add_argument("--prompt", default=None, help="what generate() goes on from")
+    parser.add_argument("--out", default=None, help="the run's folder; default runs/demo-gpt-MODEL-KERNEL-SEED")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="wins over the demo's settings; repeatable",
+    )
+    options = parser.parse_args(arguments)
+    if options.out is None:
+        names = [options.model.strip("./").replace("/", "-"), options.kernel, str(options.seed)]
+        options.out = str(Path("runs") / "-".join(["demo-gpt", *names]))
+    try:
+        return run(options)
+    except (AttnExtError, AssetError) as error:
+        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Cosformer: ReLU features that fade with distance. Source: arXiv 2202.08791."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...errors import AttnExtError
+from ..registry import register_kernel
+from .base import FeatureMap, Features, Side
+
+_FLOOR = 1e-6
+_LONGEST = 2**20  # in float32 neighbouring angles are still told apart
+
+
+@register_kernel("cosformer")
+class Cosformer(FeatureMap):
+    """``phi(x, i) = [r(x) cos(t i), r(x) sin(t i)]``, ``t = pi / (2 M)``, for the token at position i.
+
+    The kernel is ``r(q).r(k) cos(t (i - j))``, positive while ``|i - j| < M``. r is ReLU plus 1e-6 (ours; the source
+    bounds the denominator by 1e-6): a query that has no positive channel, or shares none with a key, would divide by
+    0 without it, and averages the values by distance with it. No parameters; feature_dim is 2 head_dim whatever
+    ``num_features`` says. Queries and keys enter unscaled, as in the source.
+
+    M is ``max_length`` (ours; the source takes each input's own length, which a causal model does not know). The cosine
+    leaves 1 only at distances comparable with M: set it to the longest input, not far above. From position M on
+    products could turn negative, so that is refused: on a CPU with :class:`AttnExtError`; on a GPU, and in a compiled
+    graph, by an assertion on the device, which no call waits for and after which the process cannot use that GPU.
+
+    Args:
+        num_heads, head_dim, num_features, seed: see :func:`make_feature_map`; the last two are not used.
+        max_length: M, tokens that a sequence may have, padding not counted; 1 to 2**20.
+    """
+
+    uses_positions = True
+
+    def __init__(self, num_heads: int, head_dim: int, num_features: int, seed: int = 0, max_length: int = 4096) -> None:
+        super().__init__(num_heads, head_dim, num_features, 2 * head_dim)
+        if not 1 <= max_length <= _LONGEST:
+            raise AttnExtError(f"max_length must lie between 1 and {_LONGEST}, got {max_length!r}")
+        self.max_length = max_length
+
+    def forward(self, x: Tensor, side: Side, positions: Tensor) -> Features:
+        """Map ``x`` (B, H, N, head_dim) at ``positions`` (B, N), int64, both sides alike."""
+        self._check(positions)
+        angle = positions.to(x.dtype)[:, None, :, None] * (math.pi / (2 * self.max_length))
+        x = x.relu() + _FLOOR
+        return Features(None, torch.cat([x * angle.cos(), x * angle.sin()], -1))
+
+    def bind(self, side: Side, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Features]:
+        return lambda x, positions: self.forward(x, side, positions)
+
+    def _check(self, positions: Tensor) -> None:
+        served = (positions < self.max_length).all()
+        if positions.device.type == "cuda" or torch.compiler.is_compiling():
+            torch._assert_async(served, f"cosformer: a sequence is longer than max_length = {self.max_length}")
+        elif not served:
+            raise AttnExtError(
+                f"cosformer: a sequence has {int(positions.max()) + 1} or more tokens, max_length is "
+                f"{self.max_length}; convert with kernel_options={{'max_length': ...}} at or above the longest"
+            )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, max_length={self.max_length}"

@@ -1,0 +1,227 @@
+"""The causal form in linear time and memory: chunks inside blocks, and a state that passes from block to block.
+
+Inside a chunk of tokens the weights are dense and lower triangular; what lies before the chunk comes from running sums.
+Keys' amplitudes enter relative to the largest one a query can see, never to a later one: no query's result depends on
+a key it does not see, in exact arithmetic or in rounding to zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import AttnExtError
+from ..feature_maps.base import FeatureMap
+from ..normaliser import Stabilised, divide, relative
+from .bidirectional import split
+from .inputs import (
+    Outputs,
+    accumulation_dtype,
+    block_size,
+    check_causal,
+    check_dropout,
+    check_inputs,
+    drop_tokens,
+    mapper,
+    padded_places,
+    token_positions,
+)
+from .products import causal_product
+from .recurrent import recurrent_step
+from .state import AttentionState, empty_state, weighted_sum, with_ones
+
+CHUNK = 64  # tokens
+# On a CPU, amplitudes that lie within this of each other enter as one factor a key; e^-40 is far from underflow.
+NARROW = 40.0
+
+
+def causal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: FeatureMap,
+    state: AttentionState | None = None,
+    key_padding_mask: Tensor | None = None,
+    scaling: float | None = None,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, AttentionState]:
+    """Query i sees the keys 0..i, and all keys that ``state`` holds.
+
+    Args:
+        q, k, v: (B, H, N, d), (B, H, N, d), (B, H, N, d_v); as in :func:`linear_attention`.
+        feature_map: from :func:`make_feature_map`.
+        state: from an earlier call on the tokens before these; None: there are none. It is not changed.
+        key_padding_mask: (B, N) bool, True = real token, for these keys.
+        scaling, dropout_p: as in :func:`linear_attention`.
+
+    Returns:
+        (B, H, N, d_v) in v's dtype, and the state after these keys. A query that sees no real key gets 0.
+
+    Raises:
+        AttnExtError: shapes or dtypes that don't fit, a state of another batch size, head count or feature_dim.
+
+    Example:
+        >>> feature_map = make_feature_map("flexformer_c", 2, 8, 16)
+        >>> q = k = v = torch.randn(1, 2, 10, 8)
+        >>> whole, _ = causal_attention(q, k, v, feature_map)
+        >>> first, state = causal_attention(q[:, :, :6], k[:, :, :6], v[:, :, :6], feature_map)
+        >>> rest, _ = causal_attention(q[:, :, 6:], k[:, :, 6:], v[:, :, 6:], feature_map, state)
+        >>> torch.allclose(torch.cat([first, rest], 2), whole, atol=1e-6)
+        True
+    """
+    check_inputs(q, k, v, feature_map, key_padding_mask)
+    check_causal(q, k)
+    check_dropout(dropout_p)
+    if state is not None:
+        check_state(state, q, v, feature_map)
+    with torch.autocast(q.device.type, enabled=False):
+        dtype = accumulation_dtype(q)
+        query_map = mapper(feature_map, "query", dtype, scaling)
+        key_map = mapper(feature_map, "key", dtype, scaling)
+        start = 0 if state is None else state.length[:, None]
+        positions = token_positions(feature_map, k, key_padding_mask, start)
+        outputs = Outputs(v, q.shape[2])
+        sizes = _blocks(k.shape[2], block_size(k, feature_map, CHUNK))
+        for queries, keys, values, padded, places, real in zip(
+            q.split(sizes, 2),
+            k.split(sizes, 2),
+            v.split(sizes, 2),
+            split(padded_places(key_padding_mask), sizes, 2),
+            split(positions, sizes, 1),
+            split(key_padding_mask, sizes, 1),
+            strict=False,
+        ):
+            mapped = key_map(keys, places, padded)
+            queried = query_map(queries, places)
+            values = with_ones(drop_tokens(values.to(dtype), dropout_p))
+            count = keys.shape[2] if real is None else real.sum(-1)
+            if state is None:
+                state = empty_state(values, mapped)
+            step = recurrent_step if keys.shape[2] == 1 else _block
+            out, state = step(queried, mapped, values, state, feature_map.rho, count)
+            outputs.add(out)
+        return outputs.join(), state
+
+
+def check_state(state: AttentionState, query: Tensor, value: Tensor, feature_map: FeatureMap) -> None:
+    """Raise where a state belongs to another batch, layer or kernel."""
+    if state.batch_size != query.shape[0]:
+        raise AttnExtError(
+            f"the state holds {state.batch_size} sequences, this call has {query.shape[0]}: "
+            "start a new state, or select rows of the old one"
+        )
+    expected = (query.shape[1], feature_map.feature_dim, value.shape[3])
+    found = (*state.sums.shape[1:3], state.sums.shape[3] - 1)
+    if found != expected:
+        raise AttnExtError(
+            f"the state holds (heads, feature_dim, value width) = {found}, this layer has {expected}: "
+            "it belongs to another model"
+        )
+
+
+def _blocks(length: int, size: int) -> list[int]:
+    """Sizes of blocks that are whole chunks, and of the rest."""
+    whole = length // CHUNK * CHUNK
+    sizes = [size] * (whole // size)
+    rest = whole - sum(sizes)
+    return [part for part in (*sizes, rest, length - whole) if part] or [0]
+
+
+def _block(
+    queries: Stabilised, keys: Stabilised, values: Tensor, state: AttentionState, rho: float, real: Tensor | int
+) -> tuple[Tensor, AttentionState]:
+    """One block of tokens, the way that suits it."""
+    if not values.shape[2]:
+        return values[..., :-1], state
+    on_cpu = values.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_cpu and (keys.amplitude is None or _narrow(keys.amplitude, state.reference)):
+        return _one_reference(queries, keys, values, state, rho, real)
+    return _reference_per_query(queries, keys, values, state, rho, real)
+
+
+def _one_reference(
+    queries: Stabilised, keys: Stabilised, values: Tensor, state: AttentionState, rho: float, real: Tensor | int
+) -> tuple[Tensor, AttentionState]:
+    """A block whose amplitudes, if any, lie so near each other that one reference serves all."""
+    sums, bound_sum, reference = state.sums, state.bound_sum, state.reference
+    weight = None
+    if keys.amplitude is not None:
+        reference = torch.maximum(reference, keys.amplitude.detach().amax(-1))
+        weight = relative(keys.amplitude, reference[..., None])[..., None]
+        decay = relative(state.reference, reference)[..., None]
+        values, sums = values * weight, sums * decay[..., None]
+        bound_sum = None if bound_sum is None else bound_sum * decay
+    weighted, sums = causal_product(queries.features, keys.features, values, sums, CHUNK)
+    bound = None
+    if keys.bound is not None:
+        ones = values.new_ones(*values.shape[:-1], 1) if weight is None else weight
+        bound, bound_sum = causal_product(queries.bound, keys.bound, ones, bound_sum[..., None], CHUNK)
+        bound_sum = bound_sum.squeeze(-1)
+    return divide(weighted, bound, rho), AttentionState(sums, bound_sum, reference, state.length + real)
+
+
+def _reference_per_query(
+    queries: Stabilised, keys: Stabilised, values: Tensor, state: AttentionState, rho: float, real: Tensor | int
+) -> tuple[Tensor, AttentionState]:
+    """A block of whole chunks, or of fewer tokens than one, all chunks at once; any amplitudes."""
+    chunks = max(1, values.shape[2] // CHUNK)
+
+    def cut(x: Tensor | None) -> Tensor | None:  # (B, H, N, .) -> (B, H, C, n, .)
+        return None if x is None else x.unflatten(2, (chunks, -1))
+
+    q, k, v = cut(queries.features), cut(keys.features), cut(values)
+    query_bound, key_bound, amplitude = cut(queries.bound), cut(keys.bound), cut(keys.amplitude)
+
+    # 1. what each chunk adds, and from it what lies before each chunk
+    weight, reference = None, None
+    mix = v.new_ones(chunks + 1, chunks + 1).tril()
+    if amplitude is not None:
+        own = amplitude.detach().amax(-1)  # (B, H, C): each chunk's largest amplitude
+        sources = torch.cat([state.reference[..., None], own], -1)
+        largest = sources.cummax(-1).values  # before each chunk; last: after all
+        weight = relative(amplitude, own[..., None])[..., None]
+        mix = relative(sources[..., None, :], largest[..., :, None]).tril()  # (B, H, C + 1, C + 1)
+        outside, reference = largest[..., :-1, None], largest[..., -1]
+    before, after = _running(state.sums, k.mT @ (v if weight is None else v * weight), mix)
+
+    # 2. dense weights inside the chunk, and what came before it
+    inside, weighted = q @ k.mT, q @ before
+    later = torch.ones(inside.shape[-2:], dtype=torch.bool, device=v.device).triu(1)
+    if amplitude is None:
+        pairs = (~later).to(v.dtype)
+    else:
+        seen = torch.maximum(amplitude.detach().cummax(-1).values, outside)  # (B, H, C, n): the largest a query sees
+        pairs = amplitude[..., None, :] - torch.where(seen.isfinite(), seen, 0.0)[..., None]
+        pairs = pairs.masked_fill(later, -torch.inf).exp()
+        fade = relative(outside, seen)[..., None]
+        weighted = weighted * fade
+    weighted = weighted + (inside * pairs) @ v
+
+    bound = bound_after = None
+    if key_bound is not None:
+        bound_before, bound_after = _running(state.bound_sum, weighted_sum(key_bound, weight), mix)
+        bound = query_bound @ bound_before[..., None]
+        bound = bound if amplitude is None else bound * fade
+        bound = bound + (query_bound @ key_bound.mT * pairs).sum(-1, keepdim=True)
+    out = divide(weighted, bound, rho).flatten(2, 3)
+    return out, AttentionState(after, bound_after, reference, state.length + real)
+
+
+def _running(first: Tensor, sums: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
+    """What is summed before each chunk (B, H, C, .) and after the last (B, H, .).
+
+    Args:
+        first: (B, H, .) before all.
+        sums: (B, H, C, .) of each chunk.
+        mix: (..., C + 1, C + 1) factors on ``first`` and the chunks, rows as in the result.
+    """
+    stacked = torch.cat([first[:, :, None], sums], 2).flatten(3)
+    before, after = mix[..., :-1, :] @ stacked, mix[..., -1:, :] @ stacked
+    return before.unflatten(-1, sums.shape[3:]), after.squeeze(2).unflatten(-1, sums.shape[3:])
+
+
+def _narrow(amplitude: Tensor, reference: Tensor) -> bool:
+    """Whether all amplitudes may share one reference. Only asked on a CPU: on a GPU one would wait for the answer."""
+    every = torch.cat([amplitude.detach(), reference[..., None]], -1)
+    least = every.masked_fill(every == -torch.inf, torch.inf).amin(-1)
+    return bool((every.amax(-1) - least <= NARROW).all())

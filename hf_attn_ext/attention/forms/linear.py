@@ -1,0 +1,63 @@
+"""The entry to all linear-time forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import AttnExtError
+from ..feature_maps.base import FeatureMap
+from .bidirectional import bidirectional_attention
+from .causal import causal_attention
+from .inputs import check_dropout, check_inputs
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: FeatureMap,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    order: Any = None,
+    scaling: float | None = None,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """Kernel attention in linear time and memory: O(N d d') for feature_dim d'.
+
+    Args:
+        q, k: (B, H, N, d), any float dtype; features and sums are computed in float32 (float64 for float64),
+            autocast or not.
+        v: (B, H, N, d_v).
+        feature_map: from :func:`make_feature_map`.
+        causal: query i sees keys 0..i (as many queries as keys); :func:`causal_attention` also continues from a state.
+        key_padding_mask: (B, N) bool, True = real token. Padded keys have no weight and get gradient exactly 0.
+        order: not yet in linear time: refused; :func:`naive_attention` takes any mask.
+        scaling: the model's factor of the scores; None is ``d^-1/2``.
+        dropout_p: attention dropout. Weights of single pairs don't exist here, so whole key tokens are dropped
+            on the value side, per head, and the rest scaled by ``1 / (1 - dropout_p)``. The normaliser is left whole.
+
+    Returns:
+        (B, H, N, d_v) in v's dtype. A query that sees no real key gives 0.
+
+    Raises:
+        AttnExtError: shapes or dtypes that don't fit; ``order``; ``dropout_p`` or ``scaling`` out of range.
+
+    Example:
+        >>> feature_map = make_feature_map("flexformer_c", num_heads=2, head_dim=8, num_features=16)
+        >>> q, k, v = torch.randn(3, 1, 2, 100, 8).unbind()
+        >>> linear_attention(q, k, v, feature_map).shape
+        torch.Size([1, 2, 100, 8])
+    """
+    if order is not None:
+        raise AttnExtError(
+            "linear_attention has no linear-time form for an order yet; naive_attention computes it densely"
+        )
+    if causal:
+        return causal_attention(q, k, v, feature_map, None, key_padding_mask, scaling, dropout_p)[0]
+    check_inputs(q, k, v, feature_map, key_padding_mask)
+    check_dropout(dropout_p)
+    with torch.autocast(q.device.type, enabled=False):
+        return bidirectional_attention(q, k, v, feature_map, key_padding_mask, scaling, dropout_p)

@@ -1,0 +1,29 @@
+"""Benchmarks of attention and of decoding: time, memory, growth, and the share of the machine's own limit.
+
+A floor above integration, beside hub; ``hf-attn-ext bench`` runs it, scripts may too:
+
+    from hf_attn_ext.bench import AttentionBench, bench_attention
+    report = bench_attention(AttentionBench(lengths=(256, 1024), kernels=("flexformer_c",)))
+
+A report is a plain dictionary, the JSON file that the command writes; ``report.py`` prints it, ``plot.py`` draws it.
+"""
+
+from .attention import AttentionBench, bench_attention
+from .contestants import Contestant, Workload
+from .decode import DecodeBench, bench_decode
+from .figures import Crossover, crossover, growth
+from .timing import Timing, measure
+
+__all__ = [
+    "AttentionBench",
+    "Contestant",
+    "Crossover",
+    "DecodeBench",
+    "Timing",
+    "Workload",
+    "bench_attention",
+    "bench_decode",
+    "crossover",
+    "growth",
+    "measure",
+]

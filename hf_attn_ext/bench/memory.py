@@ -1,0 +1,133 @@
+"""Peak memory of one call beyond what was there before it: outputs, gradients and all that is held in between.
+
+**CPU**: the call runs alone in a fresh process. Its inputs exist, and the same attention has run once on 64 tokens, so
+that libraries and threads are set up; freed memory is handed back; the system's record of the largest resident size is
+reset (``/proc/self/clear_refs``), and read after the call (``VmHWM``). The number is the difference to the resident
+size before the call. Where the record cannot be reset (on systems other than Linux), ``ru_maxrss`` serves.
+The fresh process is forked from a small server (:mod:`.peak_server`) that has imported everything once.
+**CUDA**: ``torch.cuda.max_memory_allocated`` in this process, less what was allocated before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import AttnExtError
+from .contestants import Contestant, Workload, make_call
+
+WARM_UP = 64  # tokens
+
+
+class MemoryMeter:
+    """Measures one call after another; a context manager, whose end stops the server.
+
+    Args:
+        workload: sizes, dtype and device.
+        threads: of the measured processes.
+
+    Example:
+        >>> with MemoryMeter(Workload(heads=2, head_dim=8), threads=1) as meter:  # doctest: +SKIP
+        ...     peak, failure = meter.peak(contestant, 1024, causal=False, which="forward")
+    """
+
+    def __init__(self, workload: Workload, threads: int) -> None:
+        self.workload, self.threads = workload, threads
+        self._server: subprocess.Popen | None = None
+
+    def __enter__(self) -> MemoryMeter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if kind is not None and server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)  # the server and the process it measures
+        server.stdin.close()
+        server.wait()
+        server.stdout.close()
+
+    def peak(self, contestant: Contestant, length: int, causal: bool, which: str) -> tuple[int | None, str | None]:
+        """Return the bytes and None, or None and the reason why there are none.
+
+        Args:
+            which: "forward" or "forward+backward".
+        """
+        if self.workload.device != "cpu":
+            return _cuda_peak(contestant, self.workload, length, causal, which), None
+        if not hasattr(os, "fork"):
+            return None, "this system cannot fork the process that would be measured"
+        request = {
+            "contestant": dataclasses.asdict(contestant),
+            "workload": dataclasses.asdict(self.workload),
+            "threads": self.threads,
+            "length": length,
+            "causal": causal,
+            "which": which,
+        }
+        answer = self._ask(request)
+        return answer.get("bytes"), answer.get("failure")
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._server is None:
+            self._server = _start_server()
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        line = self._server.stdout.readline()
+        if not line:
+            raise AttnExtError(
+                f"the process that measures memory ended with code {self._server.wait()}; --skip-memory leaves it out"
+            )
+        return json.loads(line)
+
+
+def available_bytes(device: str) -> int | None:
+    """Memory that is free now; None where the system (other than Linux) does not say."""
+    if device != "cpu":
+        return torch.cuda.mem_get_info()[0]
+    facts = Path("/proc/meminfo")
+    lines = facts.read_text().splitlines() if facts.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+
+
+def measured_call(
+    contestant: Contestant, workload: Workload, length: int, causal: bool, which: str
+) -> Callable[[], None]:
+    """Return the call to measure, after a small one has set everything up. Its inputs exist from now on."""
+    attention = contestant.build(workload, causal)
+    make_call(attention, workload.tensors(min(WARM_UP, length)), which)()
+    return make_call(attention, workload.tensors(length), which)
+
+
+def _start_server() -> subprocess.Popen:
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
+    return subprocess.Popen(
+        # forking is safe here, whatever newer Pythons fear: the server has run nothing on its threads
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "hf_attn_ext.bench.peak_server"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches the parent alone, which ends the group
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def _cuda_peak(contestant: Contestant, workload: Workload, length: int, causal: bool, which: str) -> int:
+    call = measured_call(contestant, workload, length, causal, which)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
