@@ -51,7 +51,7 @@ STAGE2 = {**TASK, "lr": 3e-5, "feature_map_lr": 3e-4}  # of all kernels and of t
 # pages, and of these the ones that output error and KL are measured on
 BUDGETS = {
     128: {"pages": 4000, "teacher": 60, "stage1": 300, "batch": 3, "stage2": 24, "test": 300, "measured": 64},
-    512: {"pages": 1600, "teacher": 40, "stage1": 200, "batch": 2, "stage2": 12, "test": 160, "measured": 20},
+    512: {"pages": 1600, "teacher": 40, "stage1": 200, "batch": 2, "stage2": 10, "test": 120, "measured": 20},
 }
 QUERIES = 32  # of each sequence enter the loss of stage 1, drawn anew each time
 
@@ -294,7 +294,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--kernels", default=",".join(KERNELS))
     parser.add_argument("--scale", type=float, default=1.0, help="factor on pages, steps and test pages")
-    parser.add_argument("--precision", default="bf16", choices=("bf16", "no"), help="no: float32 throughout, slower")
+    parser.add_argument("--precision", default="no", choices=("auto", "bf16", "no"), help="no: float32 throughout")
     parser.add_argument("--out", default="runs/compare")
     parser.add_argument("--progress", action="store_true", help="show each run's progress bars")
     options = parser.parse_args()

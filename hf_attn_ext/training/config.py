@@ -244,7 +244,8 @@ class DistillConfig:
         seed: determines new heads, feature maps, data order and dropout.
         control: also train a control without attention (kernel ``uniform``, the same stage 2), and report which
             share of the gap between control and teacher the kernel closes.
-        mixed_precision: ``no``, ``bf16`` or ``fp16``; ``None``: what ``accelerate launch`` says.
+        mixed_precision: ``no``, ``bf16`` or ``fp16``; ``auto``: bf16 where the device computes in it, else no;
+            ``None``: what ``accelerate launch`` says.
         processes: refuse to run with another number of processes; ``None`` takes what the launcher started.
 
     Example:
@@ -264,7 +265,7 @@ class DistillConfig:
     tracking: TrackingConfig = dataclasses.field(default_factory=TrackingConfig)
     seed: int = 0
     control: bool = False
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = None
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] | None = None
     processes: int | None = None
 
     def __post_init__(self) -> None:

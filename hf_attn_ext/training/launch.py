@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 
+import torch
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from accelerate.utils import parse_flag_from_env
 
 from ..errors import AttnExtError, suggest
 from .config import DistillConfig
@@ -22,9 +25,12 @@ def make_accelerator(config: DistillConfig, trackers: Sequence[GeneralTracker] =
             where the device has none.
     """
     _check_trackers(config.tracking.trackers)
+    precision = config.mixed_precision
+    if precision == "auto":
+        precision = "bf16" if computes_in_bf16() else "no"
     try:
         accelerator = Accelerator(
-            mixed_precision=config.mixed_precision,
+            mixed_precision=precision,
             log_with=[*config.tracking.trackers, *trackers] or None,
             project_dir=config.output.folder,
         )
@@ -32,7 +38,7 @@ def make_accelerator(config: DistillConfig, trackers: Sequence[GeneralTracker] =
         if "already been initialized" in str(error):
             raise AttnExtError(
                 f"field 'mixed_precision': this Python process has run with another precision than "
-                f"{config.mixed_precision!r}; start the run in a new process"
+                f"{precision!r}; start the run in a new process"
             ) from error
         raise AttnExtError(f"field 'mixed_precision': {str(error).splitlines()[0]}") from error
     check_processes(config.processes, accelerator.num_processes, os.environ)
@@ -40,7 +46,21 @@ def make_accelerator(config: DistillConfig, trackers: Sequence[GeneralTracker] =
         raise AttnExtError(
             "field 'mixed_precision': fp16 training needs a GPU (no gradient scaling on CPU); use bf16 or no"
         )
+    if accelerator.mixed_precision == "bf16" and not computes_in_bf16() and accelerator.is_main_process:
+        warnings.warn(
+            "mixed_precision is bf16, but this device has no bf16 arithmetic: expect it several times slower than "
+            "float32; 'auto' chooses by the device",
+            stacklevel=2,
+        )
     return accelerator
+
+
+def computes_in_bf16() -> bool:
+    """Whether the device has bf16 arithmetic; a CPU without it emulates bf16 several times slower than float32."""
+    if torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU"):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(check() for check in checks if check is not None)
 
 
 def check_processes(wanted: int | None, running: int, environment: Mapping[str, str]) -> None:

@@ -69,6 +69,7 @@ def collect(
         "steps": dict(steps),
         "seconds": {name: phases[name].get("seconds") for name in order},
         "processes": folder.accelerator.num_processes,
+        "mixed_precision": folder.accelerator.mixed_precision,
         "device": _device(folder),
         "versions": versions(),
         "config": config.to_dict(),

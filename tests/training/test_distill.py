@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Robe
 
 import hf_attn_ext.integration  # noqa: F401
 from hf_attn_ext import AttnExtError
-from hf_attn_ext.training import distill, results_table
+from hf_attn_ext.training import distill, launch, results_table
 from hf_attn_ext.training.config import DistillConfig
 from tests.training import small
 
@@ -215,6 +215,20 @@ def test_a_frozen_feature_map_in_stage_2(root):
     finally:
         finetune.TaskStage.release = original
     assert seen[0] and all("feature_map" in name for name in seen[0])
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_auto_precision_is_bf16_only_where_the_device_computes_in_it(root, monkeypatch, recwarn, native):
+    monkeypatch.setattr(launch, "computes_in_bf16", lambda: native)
+    results = distill(short(root, f"auto-{native}", mixed_precision="auto")).results
+    assert results["mixed_precision"] == ("bf16" if native else "no")
+    assert not [warning for warning in recwarn if "bf16" in str(warning.message)]
+
+
+def test_bf16_on_a_device_that_only_emulates_it_warns(root, monkeypatch):
+    monkeypatch.setattr(launch, "computes_in_bf16", lambda: False)
+    with pytest.warns(UserWarning, match="no bf16 arithmetic.*'auto' chooses"):
+        launch.make_accelerator(DistillConfig.from_dict(short(root, "emulated", mixed_precision="bf16")))
 
 
 def test_bfloat16_autocast_trains_and_stays_near(root):
