@@ -116,6 +116,7 @@ class Comparison:
             "output": {"folder": str(self.folder / name), "progress": self.options.progress},
             "seed": seed,
             "mixed_precision": self.options.precision,
+            "measure": ["stage1", "stage2"],
             "stage1": {"steps": 0, "eval_sequences": 8},
             "stage2": {"steps": 0},
         } | settings
@@ -161,6 +162,7 @@ class Comparison:
                 model={"name": str(ensure("minilm"))},
                 data={**reviews, "max_eval_examples": 500},
                 teacher=sentences,
+                measure=[],
             )
             before = self.folder.parent / "sentences"
         else:
@@ -173,6 +175,7 @@ class Comparison:
             model={"name": str(before / "teacher")},
             teacher={**TEACHER, "steps": steps, "evaluate_every": steps},
             stage2=self.stage2(),
+            measure=["teacher", "stage2"],
         )
         return {
             "teacher": results["scores"]["teacher"]["pearson"],
@@ -190,7 +193,9 @@ class Comparison:
             steps = max(1, stage1["steps"] // 2)
             few = {"max_eval_examples": 48}  # no task score is needed here
             stage1 = {**stage1, "steps": steps, "evaluate_every": steps}
-            results = self.run(f"{kernel}/lr-{lr:g}", kernel, 0, stage1=stage1, data={**self.data(), **few})
+            results = self.run(
+                f"{kernel}/lr-{lr:g}", kernel, 0, stage1=stage1, data={**self.data(), **few}, measure=["stage1"]
+            )
             transfer = results["transfer"]["stage1"]
             losses[f"{lr:g}"] = transfer["kl"] + transfer["output_error"]
         return float(min(losses, key=losses.get)) if losses else 0.0, losses

@@ -108,9 +108,10 @@ def sotu_settings(options: argparse.Namespace) -> dict[str, Any]:
             "max_length": 128,
             "max_eval_examples": 4,
         },
-        "teacher": stage(500, 32, 2e-3, **training),
-        "stage1": stage(200, 16, 2e-2, eval_sequences=128),
-        "stage2": stage(120, 32, 5e-4, **training, feature_map_lr=1e-3, distillation=0.5, temperature=1.0),
+        # Many small steps: a young model learns from their number, not from their size.
+        "teacher": stage(1600, 8, 2e-3, **training),
+        "stage1": stage(200, 8, 2e-2, eval_sequences=128),
+        "stage2": stage(300, 8, 5e-4, **training, feature_map_lr=1e-3, distillation=0.5, temperature=1.0),
     }
 
 

@@ -437,8 +437,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--vocabulary", type=int, default=2048)
     parser.add_argument("--feature-dim", type=int, default=64, help="features of a head; some kernels have their own")
     parser.add_argument("--window", type=int, default=8, help="tokens that the control sees")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument(
+        "--batch-size", type=int, default=4, help="small: a young model learns from the number of steps"
+    )
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--map-lr-factor", type=float, default=1.0, help="learning rate of the feature maps, over --lr")
     parser.add_argument("--weight-decay", type=float, default=0.1)

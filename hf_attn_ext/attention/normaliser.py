@@ -15,7 +15,8 @@ Attention divides by ``den = phi(q) . sum_k phi(k)``. Two policies, chosen by th
 Exponentials: a token's largest exponent over its features is its *amplitude*. A query's amplitude cancels and is
 dropped. A key's is kept apart from its features and enters relative to the largest amplitude among the keys
 seen so far (the reference), so nothing overflows, in any order of the keys, and a key that comes later can never push
-an earlier one out of range. A row without any real key gives 0.
+an earlier one out of range. A row without any real key gives 0, and so does a query whose kernel with every key is
+below 1e-30 (float32) of the product of their largest features: float32 holds no ratio of such numbers.
 """
 
 from __future__ import annotations
@@ -96,5 +97,6 @@ def floored(denominator: Tensor, bound: Tensor | None, rho: float) -> Tensor:
     """The normaliser: the denominator, or the floor where that is larger; 1 in place of 0."""
     if bound is not None:
         denominator = torch.maximum(denominator, rho * bound)
-    # a row without any key: 0 / 1, with gradients of 0 (those of a quotient by a tiny number overflow)
-    return torch.where(denominator < torch.finfo(denominator.dtype).tiny, 1.0, denominator)
+    # A row without any key: 0 / 1, with gradients of 0. So is a row whose kernel with every key is below 1e-30 of what
+    # query and key have with themselves: its quotient would be rounding, and its gradient not finite.
+    return torch.where(denominator < torch.finfo(denominator.dtype).tiny * 1e8, 1.0, denominator)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ..config import AttnExtConfig
 from ..config_tools import from_mapping
-from ..errors import AttnExtError
+from ..errors import AttnExtError, suggest
 
 
 @dataclasses.dataclass
@@ -227,6 +227,9 @@ class TrackingConfig:
     project: str = "hf_attn_ext"
 
 
+MEASURED = ("teacher", "converted", "stage1", "stage2")
+
+
 @dataclasses.dataclass
 class DistillConfig:
     """A whole distillation run: teacher, conversion, stage 1, stage 2.
@@ -244,6 +247,9 @@ class DistillConfig:
         seed: determines new heads, feature maps, data order and dropout.
         control: also train a control without attention (kernel ``uniform``, the same stage 2), and report which
             share of the gap between control and teacher the kernel closes.
+        measure: which steps to measure on the reported split, of ``teacher``, ``converted``, ``stage1`` and ``stage2``;
+            the control always is, and the gap needs ``teacher`` and ``stage2``. Where inputs are long, measuring takes
+            longer than training.
         mixed_precision: ``no``, ``bf16`` or ``fp16``; ``auto``: bf16 where the device computes in it, else no;
             ``None``: what ``accelerate launch`` says.
         processes: refuse to run with another number of processes; ``None`` takes what the launcher started.
@@ -265,6 +271,7 @@ class DistillConfig:
     tracking: TrackingConfig = dataclasses.field(default_factory=TrackingConfig)
     seed: int = 0
     control: bool = False
+    measure: list[str] = dataclasses.field(default_factory=lambda: list(MEASURED))
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] | None = None
     processes: int | None = None
 
@@ -333,6 +340,11 @@ def check_values(config: DistillConfig) -> None:
                     raise AttnExtError(f"field '{section.name}.{field}' must be {span}, got {number!r}")
     if not config.stage1.cross_entropy and not config.stage1.output_error and config.stage1.steps != 0:
         raise AttnExtError("fields 'stage1.cross_entropy' and 'stage1.output_error' are both 0: nothing to learn")
+    for name in config.measure:
+        if name not in MEASURED:
+            raise AttnExtError(
+                f"field 'measure': unknown step {name!r}.{suggest(name, MEASURED)} Known: {', '.join(MEASURED)}"
+            )
     if config.processes is not None and config.processes < 1:
         raise AttnExtError(f"field 'processes' must be at least 1, got {config.processes!r}")
     if isinstance(config.seed, bool) or not 0 <= config.seed < 2**31:

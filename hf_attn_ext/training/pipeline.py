@@ -361,12 +361,16 @@ class _Run:
 
     def measure(self, name: str, model: nn.Module) -> dict[str, Any]:
         """Return how close the kernels are to softmax, and how the model does on the task."""
+        if name not in self.config.measure:
+            return {"scores": None}
         model.to(self.accelerator.device)
         transfer = evaluate_transfer(model, self.transfer_batches(), self.accelerator)
         return {"transfer": transfer, **self.measure_task(name, lambda: model)}
 
     def measure_task(self, name: str, load: Callable[[], nn.Module]) -> dict[str, Any]:
-        """Return the scores on the reported split; ``None`` while the classifier is untrained."""
+        """Return the scores on the reported split; ``None`` while the classifier is untrained, or unmeasured."""
+        if name != "control" and name not in self.config.measure:
+            return {"scores": None}
         if not self.teacher_ready and (name not in ("stage2", "control") or not self.steps[name]):
             return {"scores": None}
         model = load().to(self.accelerator.device)

@@ -1,6 +1,7 @@
 """Whole small runs: what they measure and leave behind, and the mistakes they refuse."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -329,3 +330,15 @@ def test_a_converted_teacher_is_refused(root):
     result = distill(short(root, "once", teacher={"steps": 0}))
     with pytest.raises(AttnExtError, match="is converted already"):
         distill(short(root, "twice", model={"name": str(result.model_folder)}))
+
+
+def test_only_the_steps_that_are_asked_for_are_measured(root):
+    all_of_it = distill(short(root, "measure-all")).results
+    some = distill(short(root, "measure-some", measure=["stage1"])).results
+    assert some["scores"]["stage1"] == all_of_it["scores"]["stage1"]
+    assert [name for name, scores in some["scores"].items() if scores] == ["stage1"]
+    assert list(some["transfer"]) == ["stage1"] and some["transfer"]["stage1"] == all_of_it["transfer"]["stage1"]
+    assert "gap_closed" not in some
+    Console(file=open(os.devnull, "w")).print(results_table(some))
+    with pytest.raises(AttnExtError, match="'measure': unknown step 'stage3'.*'stage2'|'stage1'"):
+        DistillConfig.from_dict(short(root, measure=["stage3"]))
