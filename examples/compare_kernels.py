@@ -51,7 +51,7 @@ STAGE2 = {**TASK, "lr": 3e-5, "feature_map_lr": 3e-4}  # of all kernels and of t
 # pages, and of these the ones that output error and KL are measured on
 BUDGETS = {
     128: {"pages": 4000, "teacher": 60, "stage1": 300, "batch": 3, "stage2": 24, "test": 300, "measured": 64},
-    512: {"pages": 1600, "teacher": 40, "stage1": 200, "batch": 2, "stage2": 10, "test": 120, "measured": 20},
+    512: {"pages": 1600, "teacher": 40, "stage1": 160, "batch": 2, "stage2": 6, "test": 120, "measured": 20},
 }
 QUERIES = 32  # of each sequence enter the loss of stage 1, drawn anew each time
 
