@@ -186,6 +186,8 @@ def _gap_text(results: Mapping[str, Any]) -> str:
     error = results.get("gap_closed_standard_error")
     spread = f" ± {100 * error:.1f}%" if error is not None else ""
     text = f"The converted model closes {100 * gap:.1f}%{spread} of the gap between the control and the teacher"
+    if results.get("gap_metric", results.get("metric")) != results.get("metric"):
+        text += f" in {results['gap_metric']}"
     if results.get("gap_is_clear") is False:
         text += "; the gap itself is within two standard errors, so this task hardly needs attention"
     return f"\n{text}."

@@ -27,6 +27,7 @@ _PIPELINES = {
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": None,
     "ForMaskedLM": "fill-mask",
+    "ForCausalLM": "text-generation",
 }
 _AUTO = {"LMHeadModel": "AutoModelForCausalLM", "Model": "AutoModel"}
 
@@ -55,7 +56,7 @@ def names_of(config: Mapping[str, Any]) -> Names:
         head = match.group(1)
         return Names(f"AutoModel{head}", stock, _PIPELINES.get(head))
     auto = next((auto for ending, auto in _AUTO.items() if stock.endswith(ending)), "AutoModel")
-    return Names(auto, stock, None)
+    return Names(auto, stock, "text-generation" if auto == "AutoModelForCausalLM" else None)
 
 
 def base_model_of(results: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..attention import FeatureMap, QKStatistics
 from ..errors import AttnExtError
+from .families import is_causal
 from .layers import ConvertedLayer, converted_layers
 from .registry import STREAM
 
@@ -122,6 +123,7 @@ def collect_statistics(
         statistics[call.name].update(call.query * scale, call.key * scale, call.key_padding_mask)
 
     device = next(model.parameters()).device if device is None else device
+    causal = any(is_causal(layer.module) for layer in layers)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -132,7 +134,9 @@ def collect_statistics(
                         f"batches must be dictionaries of the model's inputs, got {type(batch).__name__}; "
                         "tokenizer(texts, padding=True, return_tensors='pt') makes one"
                     )
-                model(**{name: x.to(device) for name, x in batch.items() if torch.is_tensor(x) and name != "labels"})
+                inputs = {name: x.to(device) for name, x in batch.items() if torch.is_tensor(x) and name != "labels"}
+                # a decoder's cache would hold every batch's keys for nothing
+                model(**inputs, **({"use_cache": False} if causal else {}))
     finally:
         for module, training in modes:
             module.training = training

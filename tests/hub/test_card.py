@@ -149,7 +149,7 @@ def test_a_stock_configuration_is_refused():
     ("architecture", "auto", "stock", "tag"),
     [
         ("AttnExtRobertaForMaskedLM", "AutoModelForMaskedLM", "RobertaForMaskedLM", "fill-mask"),
-        ("AttnExtBertLMHeadModel", "AutoModelForCausalLM", "BertLMHeadModel", None),
+        ("AttnExtBertLMHeadModel", "AutoModelForCausalLM", "BertLMHeadModel", "text-generation"),
         ("AttnExtBertModel", "AutoModel", "BertModel", None),
         ("AttnExtBertForPreTraining", "AutoModelForPreTraining", "BertForPreTraining", None),
         ("AttnExtBertForMultipleChoice", "AutoModelForMultipleChoice", "BertForMultipleChoice", None),
