@@ -1,6 +1,6 @@
 """The main job for decoders, end to end, on real text, or on a real GPT-2 without any text.
 
-    python examples/demo_gpt.py                # a small GPT on the State of the Union addresses: 8 minutes, two cores
+    python examples/demo_gpt.py                # a small GPT on the State of the Union addresses
     python examples/demo_gpt.py --model mgm    # a real GPT-2 (microbiome), data-free: on texts that it wrote itself
     python examples/demo_gpt.py --model gpt2 --data Salesforce/wikitext/wikitext-2-raw-v1    # where a hub is reachable
 
