@@ -46,7 +46,7 @@ class FeatureMap(nn.Module):
         kernel: the registered name.
         signed: True if features can be negative, so that their products may cancel; the normaliser then gets a floor.
         uses_positions: True if features depend on where a token stands. :meth:`forward` and what :meth:`bind` returns
-            then take ``positions`` (B, N), int64, counted over real tokens from 0; such a map overrides :meth:`bind`.
+            then take ``positions`` (B, N), int64, counted over real tokens from 0.
     """
 
     kernel: str = ""

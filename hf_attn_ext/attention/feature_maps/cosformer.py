@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -49,9 +48,6 @@ class Cosformer(FeatureMap):
         angle = positions.to(x.dtype)[:, None, :, None] * (math.pi / (2 * self.max_length))
         x = x.relu() + _FLOOR
         return Features(None, torch.cat([x * angle.cos(), x * angle.sin()], -1))
-
-    def bind(self, side: Side, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Features]:
-        return lambda x, positions: self.forward(x, side, positions)
 
     def _check(self, positions: Tensor) -> None:
         served = (positions < self.max_length).all()
