@@ -99,4 +99,4 @@ def floored(denominator: Tensor, bound: Tensor | None, rho: float) -> Tensor:
         denominator = torch.maximum(denominator, rho * bound)
     # A row without any key: 0 / 1, with gradients of 0. So is a row whose kernel with every key is below 1e-30 of what
     # query and key have with themselves: its quotient would be rounding, and its gradient not finite.
-    return torch.where(denominator < torch.finfo(denominator.dtype).tiny * 1e8, 1.0, denominator)
+    return denominator.masked_fill(denominator < torch.finfo(denominator.dtype).tiny * 1e8, 1.0)

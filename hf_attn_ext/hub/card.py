@@ -115,6 +115,7 @@ def render_card(
         auto_class=names.auto_class,
         stock_class=names.stock_class,
         pipeline_tag=names.pipeline_tag,
+        decoder=names.decoder,
         repo=repo_id or "user/name",
     )
 

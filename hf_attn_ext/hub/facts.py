@@ -29,6 +29,7 @@ _PIPELINES = {
     "ForMaskedLM": "fill-mask",
     "ForCausalLM": "text-generation",
 }
+_EMPTY = (None, {}, [], "")
 _AUTO = {"LMHeadModel": "AutoModelForCausalLM", "Model": "AutoModel"}
 
 
@@ -45,6 +46,11 @@ class Names:
     auto_class: str
     stock_class: str
     pipeline_tag: str | None
+
+    @property
+    def decoder(self) -> bool:
+        """Whether it writes text token by token."""
+        return self.auto_class == "AutoModelForCausalLM"
 
 
 def names_of(config: Mapping[str, Any]) -> Names:
@@ -129,7 +135,7 @@ def provenance(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         "device",
         "versions",
     ):
-        if results.get(field) not in (None, {}, [], ""):
+        if results.get(field) not in _EMPTY:
             lines.append((field.replace("_", " "), _inline(results[field])))
     return lines
 
@@ -139,7 +145,7 @@ def show(value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     if isinstance(value, float):
-        return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
+        return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"
     return str(value)
 
 
@@ -168,7 +174,7 @@ def _numbers(values: Any, where: str) -> dict[str, float | int]:
 
 def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_inline(entry)}" for key, entry in value.items() if entry is not None)
+        return ", ".join(f"{key} {_inline(entry)}" for key, entry in value.items() if entry not in _EMPTY)
     if isinstance(value, (list, tuple)):
         return ", ".join(_inline(entry) for entry in value)
     if isinstance(value, float):

@@ -167,3 +167,17 @@ def test_hub_names():
 
 def test_results_survive_json():
     assert render_card(CONFIG, json.loads(json.dumps(RESULTS))) == render_card(CONFIG, RESULTS)
+
+
+def test_a_decoders_card_says_how_it_generates():
+    language = {**CONFIG, "model_type": "attn_ext_gpt2", "architectures": ["AttnExtGPT2LMHeadModel"]}
+    card = render_card(language, RESULTS)
+    assert "AutoModelForCausalLM" in card and "constant size" in card and "bidirectional" not in card
+    assert "bidirectional" in render_card(CONFIG, RESULTS)
+
+
+def test_large_numbers_are_written_out_and_empty_facts_left_out():
+    results = {"scores": {"control": {"perplexity": 13712.4}}, "data": {"name": "sotu", "labels": [], "split": ""}}
+    card = render_card(CONFIG, results)
+    assert "13,712.4" in card
+    assert "labels" not in card and "split" not in card

@@ -86,6 +86,7 @@ class FlexformerC(FeatureMap):
             weight, bias = affine(weight, bias)
             turn, turn_bias = affine(turn) if self.signed else (None, None)
             identity = [part.to(dtype) for part in affine()]
+        weight_of_norm = (self.norm_weight.to(dtype) / self.head_dim)[:, None, None]
 
         def apply(x: Tensor) -> Features:
             exponent = project(x, weight, bias)
@@ -94,7 +95,7 @@ class FlexformerC(FeatureMap):
             else:
                 values, total = softmax_and_log(exponent)
                 mapped = x if affine is None else project(x, *identity)
-                norm = mapped.square().mean(-1, keepdim=True) * self.norm_weight.to(dtype)[:, None, None]
+                norm = torch.linalg.vecdot(mapped, mapped)[..., None] * weight_of_norm
                 amplitude = norm + total * (1 - self.key_normaliser.to(dtype)[:, None, None])
             if not self.signed:
                 return Features(amplitude, values)
