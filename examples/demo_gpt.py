@@ -117,7 +117,9 @@ def sotu_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def start_sotu(folder: Path, texts: Path, seed: int) -> Path:
     """Make the untrained GPT and its vocabulary, where they are not made yet; return their folder."""
-    from train_sotu_gpt import build_parser, stock_model, train_tokenizer
+    from sotu_gpt.corpus import train_tokenizer
+    from sotu_gpt.models import stock_model
+    from train_sotu_gpt import build_parser
 
     from hf_attn_ext.training.files import new_folder
 
