@@ -15,11 +15,7 @@ film. A run that was stopped goes on when the same command is given again.
 from __future__ import annotations
 
 import argparse
-import os
-import resource
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +26,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 import numpy as np  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
+from demo_shared import (  # noqa: E402
+    add_set_option,
+    peak_memory,
+    print_ending,
+    print_table,
+    reopen,
+    silence_transformers,
+)
 
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
 
@@ -42,11 +46,11 @@ import hf_attn_ext
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 folder, task, out = sys.argv[1:]
-torch.set_num_threads(int(np.load(task)["threads"]))
-device = str(np.load(task)["device"])
+task = np.load(task)
+torch.set_num_threads(int(task["threads"]))
+device = str(task["device"])
 model = AutoModelForSequenceClassification.from_pretrained(folder).to(device).eval()
 tokenizer = AutoTokenizer.from_pretrained(folder)
-task = np.load(task)
 columns = [[str(text) for text in task[name]] for name in ("texts", "pairs") if name in task]
 logits = []
 with torch.no_grad():
@@ -55,7 +59,7 @@ with torch.no_grad():
         limits = dict(truncation=True, max_length=int(task["max_length"]))
         batch = tokenizer(*texts, **limits, padding=True, return_tensors="pt").to(device)
         logits.append(model(**batch).logits.cpu().numpy())
-np.save(out, np.concatenate(logits))
+np.savez(out, logits=np.concatenate(logits))
 """
 
 
@@ -107,9 +111,6 @@ def reloaded_equals_run(folder: Path, model: Path, config: Any) -> tuple[int, fl
 
     The other side are the logits that the run itself wrote when it measured the trained model.
     """
-    import torch
-    from accelerate import PartialState
-
     from hf_attn_ext.training.data import load_task_data
     from hf_attn_ext.training.encoding import Collator, encode, evaluation_batches
     from hf_attn_ext.training.teacher import load_tokenizer
@@ -119,22 +120,10 @@ def reloaded_equals_run(folder: Path, model: Path, config: Any) -> tuple[int, fl
     batches = [batch["index"].numpy() for batch in evaluation_batches(encoded, Collator(tokenizer), 64)]
     batches = batches[:: max(1, len(batches) // 8)]  # eight of them tell as much as all
     rows = np.concatenate(batches)
-    with tempfile.TemporaryDirectory() as scratch:
-        task, out = Path(scratch) / "task.npz", Path(scratch) / "logits.npy"
-        content = {"texts": np.array(split.texts), "rows": rows, "cuts": np.cumsum([len(b) for b in batches])[:-1]}
-        if split.pairs is not None:
-            content["pairs"] = np.array(split.pairs)
-        machine = {"device": str(PartialState().device), "threads": torch.get_num_threads()}
-        np.savez(task, **content, **machine, max_length=config.data.max_length)
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        command = [sys.executable, "-c", RELOAD, str(model), str(task), str(out)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise AttnExtError(f"the fresh process could not open {model}: {done.stderr.strip().splitlines()[-1]}")
-        fresh = np.load(out)
-    if not np.isfinite(fresh).all():
-        raise AttnExtError(f"the model in {model} gives logits that are not finite")
+    task = {"texts": np.array(split.texts), "rows": rows, "cuts": np.cumsum([len(b) for b in batches])[:-1]}
+    if split.pairs is not None:
+        task["pairs"] = np.array(split.pairs)
+    fresh = reopen(RELOAD, model, {**task, "max_length": config.data.max_length})["logits"]
     return fresh.size, float(np.abs(fresh - np.load(folder / "logits" / "stage2.npy")[rows]).max())
 
 
@@ -159,21 +148,11 @@ def gap_closed_error(folder: Path, config: Any, metric: str, resamples: int = 20
     return float(np.nanstd(shares, ddof=1))
 
 
-def peak_memory() -> float:
-    """Peak resident memory in MiB of this process and of its largest child (they do not run side by side)."""
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / unit
-
-
 def run(options: argparse.Namespace) -> int:
-    from rich.console import Console
-    from transformers.utils import logging
-
     from hf_attn_ext.hub.card import write_card
-    from hf_attn_ext.training import distill, results_table
+    from hf_attn_ext.training import distill
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    silence_transformers()
     config = configuration(options)
     result = distill(config)
     compared, difference = reloaded_equals_run(result.folder, result.model_folder, config)
@@ -194,18 +173,11 @@ def run(options: argparse.Namespace) -> int:
         known = {"base_model": "sentence-transformers/all-MiniLM-L6-v2", "license": "apache-2.0", "language": "en"}
     card = write_card(result.model_folder, results, **known)
 
-    console = Console(width=None if sys.stdout.isatty() else 130, highlight=False)
-    console.print(results_table(results))
+    console = print_table(results)
     if share:
         console.print(share)
     console.print(f"fresh process: {compared} logits compared, largest difference {difference}")
-    spent = "   ".join(f"{name} {seconds:.0f}" for name, seconds in results["seconds"].items())
-    console.print(f"seconds by step: {spent}")
-    console.print(f"model: {result.model_folder}   card: {card}", soft_wrap=True)
-    seconds = time.perf_counter() - START
-    console.print(
-        f"wall time: {int(seconds // 60)} min {seconds % 60:.0f} s   peak memory: {peak_memory() / 1024:.2f} GiB"
-    )
+    print_ending(console, results, result.model_folder, card, START)
     if difference != 0:
         print("error: the reloaded model's logits are not those of the run", file=sys.stderr)
         return 1
@@ -224,13 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--num-features", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default=None, help="the run's folder; default runs/demo-MODEL-DATA-KERNEL-SEED")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="wins over the demo's settings; repeatable",
-    )
+    add_set_option(parser)
     options = parser.parse_args(arguments)
     if options.out is None:
         names = [options.model, options.data, options.kernel, str(options.seed)]

@@ -19,10 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -33,13 +30,21 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 import numpy as np  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
+from demo_shared import (  # noqa: E402
+    add_set_option,
+    peak_memory,
+    print_ending,
+    print_table,
+    reopen,
+    silence_transformers,
+)
 
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
 
 # What the fresh process runs: transformers and `import hf_attn_ext`, nothing else of ours. It makes the batches that
 # the evaluation made, because sums in another order may differ in the last bit.
 RELOAD = """
-import json, sys
+import sys
 import numpy as np, torch
 import hf_attn_ext
 from torch.nn.functional import cross_entropy, pad
@@ -117,7 +122,9 @@ def sotu_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def start_sotu(folder: Path, texts: Path, seed: int) -> Path:
     """Make the untrained GPT and its vocabulary, where they are not made yet; return their folder."""
-    from train_sotu_gpt import build_parser, stock_model, train_tokenizer
+    from sotu_gpt.corpus import train_tokenizer
+    from sotu_gpt.models import stock_model
+    from train_sotu_gpt import build_parser
 
     from hf_attn_ext.training.files import new_folder
 
@@ -231,20 +238,7 @@ def reopened(folder: Path, model: Path, config: Any, beginning: str) -> dict[str
     with torch.no_grad():
         first = {name: batches[0][name].to(here.device) for name in ("input_ids", "attention_mask")}
         logits = here(**first, use_cache=False).logits[:2].cpu().numpy()
-    with tempfile.TemporaryDirectory() as scratch:
-        task, out = Path(scratch) / "task.npz", Path(scratch) / "found.npz"
-        machine = {"device": str(here.device), "threads": torch.get_num_threads(), "prompt": beginning}
-        np.savez(task, **inputs, **machine, batches=len(batches))
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        command = [sys.executable, "-c", RELOAD, str(model), str(task), str(out)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise AttnExtError(f"the fresh process could not open {model}: {done.stderr.strip().splitlines()[-1]}")
-        with np.load(out) as found:
-            fresh = {name: found[name] for name in found.files}
-    if not np.isfinite(fresh["logits"]).all():
-        raise AttnExtError(f"the model in {model} gives logits that are not finite")
+    fresh = reopen(RELOAD, model, {**inputs, "batches": len(batches), "prompt": beginning})
     written = np.load(folder / "logits" / "stage2.npy")[rows, 0]
     return {
         "sequences": len(rows),
@@ -260,15 +254,10 @@ def reopened(folder: Path, model: Path, config: Any, beginning: str) -> dict[str
 
 
 def run(options: argparse.Namespace) -> int:
-    from demo import peak_memory
-    from rich.console import Console
-    from transformers.utils import logging
-
     from hf_attn_ext.hub.card import write_card
-    from hf_attn_ext.training import distill, results_table
+    from hf_attn_ext.training import distill
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    silence_transformers()
     config = configuration(options)
     result = distill(config)
     beginning = options.prompt or BEGINNINGS.get(options.model, "The")
@@ -276,8 +265,7 @@ def run(options: argparse.Namespace) -> int:
     results = {**result.results, "peak_memory_mb": round(peak_memory())}
     card = write_card(result.model_folder, results)
 
-    console = Console(width=None if sys.stdout.isatty() else 130, highlight=False)
-    console.print(results_table(results))
+    console = print_table(results)
     if results.get("gap_closed") is not None:
         console.print(
             f"gap closed: {results['gap_closed']:.1%}; the gap between control and teacher is {results['gap']:.4f} ± "
@@ -289,13 +277,7 @@ def run(options: argparse.Namespace) -> int:
     )
     same = "the same with its state as without" if fresh["same_words"] else "NOT the same with its state as without"
     console.print(f"generate(), {same}: {fresh['text']!r}", soft_wrap=True, markup=False)
-    spent = "   ".join(f"{name} {seconds:.0f}" for name, seconds in results["seconds"].items())
-    console.print(f"seconds by step: {spent}")
-    console.print(f"model: {result.model_folder}   card: {card}", soft_wrap=True)
-    seconds = time.perf_counter() - START
-    console.print(
-        f"wall time: {int(seconds // 60)} min {seconds % 60:.0f} s   peak memory: {peak_memory() / 1024:.2f} GiB"
-    )
+    print_ending(console, results, result.model_folder, card, START)
     if fresh["logit_difference"] != 0 or fresh["loss_difference"] != 0:
         print("error: the reloaded model is not that of the run", file=sys.stderr)
         return 1
@@ -312,13 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=1024, help="texts that mgm writes")
     parser.add_argument("--prompt", default=None, help="what generate() goes on from")
     parser.add_argument("--out", default=None, help="the run's folder; default runs/demo-gpt-MODEL-KERNEL-SEED")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="wins over the demo's settings; repeatable",
-    )
+    add_set_option(parser)
     options = parser.parse_args(arguments)
     if options.out is None:
         names = [options.model.strip("./").replace("/", "-"), options.kernel, str(options.seed)]

@@ -1,4 +1,6 @@
-"""One table drives the tests of every kernel: name, options, feature_dim for n features and head_dim D."""
+"""What the tests of the kernels share. One table drives those of all: name, options, feature_dim for n features and
+head_dim D.
+"""
 
 import torch
 
@@ -32,3 +34,19 @@ def build(label, heads, head_dim, num_features=N, seed=0):
         for parameter in feature_map.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     return feature_map
+
+
+def tokens(*size, seed=0):
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def features(feature_map, x, side="key"):
+    """The features multiplied out, without stabilisation; positions count from 0."""
+    positions = torch.arange(x.shape[2]).expand(x.shape[0], -1)
+    part = feature_map(x, side, positions) if feature_map.uses_positions else feature_map(x, side)
+    if part.log_scale is None:
+        return part.values
+    scale = part.log_scale.exp()
+    if part.values is None:
+        return scale
+    return (part.values.unflatten(-1, (-1, scale.shape[-1])) * scale[..., None, :]).flatten(-2)

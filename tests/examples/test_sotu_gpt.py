@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples import demo_gpt, train_sotu_gpt
+from examples.sotu_gpt.models import build_model
 from hf_attn_ext.integration import is_converted
 from tests.training import small_gpt
 
@@ -64,7 +65,7 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
 @torch.no_grad()
 def test_the_control_sees_the_last_tokens_and_no_others():
     for layers, window in ((4, 8), (3, 8), (2, 5), (4, 2)):
-        model = train_sotu_gpt.build_model(
+        model = build_model(
             f"last-{window}", options("--layers", str(layers), "--window", str(window)), 300, 0, seed=0
         ).eval()
         ids = torch.randint(0, 300, (1, 14), generator=torch.Generator().manual_seed(0))
@@ -76,9 +77,9 @@ def test_the_control_sees_the_last_tokens_and_no_others():
 
 
 def test_every_kernel_has_the_same_size():
-    stock = train_sotu_gpt.build_model("softmax", options("--hidden", "32"), 300, 0, seed=0).num_parameters()
+    stock = build_model("softmax", options("--hidden", "32"), 300, 0, seed=0).num_parameters()
     for kernel in train_sotu_gpt.KERNELS:
-        model = train_sotu_gpt.build_model(kernel, options("--hidden", "32"), 300, 0, seed=0)
+        model = build_model(kernel, options("--hidden", "32"), 300, 0, seed=0)
         size = sum(parameter.numel() for parameter in model.parameters())
         assert 0.99 * stock < size <= stock, kernel
 

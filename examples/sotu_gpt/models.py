@@ -1,0 +1,85 @@
+"""The untrained models: the stock one, the control, and each kernel's, all of the same number of parameters."""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_attn_ext.errors import AttnExtError
+
+from .control import WINDOWED, control_name, register_windows, windows
+
+
+def mlp_width(options: argparse.Namespace) -> int:
+    """The stock models' MLP width: both kinds then have about as many parameters in it."""
+    return 4 * options.hidden if options.positions == "learned" else 8 * options.hidden // 3
+
+
+def stock_model(options: argparse.Namespace, vocabulary: int, end: int, seed: int, inner: int | None = None) -> Any:
+    """An untrained GPT-2, or with rotary positions a Llama; no dropout: the text is passed over only once or so."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)  # the same initial weights for all, as far as the MLPs' widths are the same
+    tokens = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "vocab_size": vocabulary}
+    inner = inner or mlp_width(options)
+    if options.positions == "learned":
+        sizes = {"n_embd": options.hidden, "n_layer": options.layers, "n_head": options.heads, "n_inner": inner}
+        off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        # GPT-2's activation, in one pass
+        config = GPT2Config(
+            **tokens, **sizes, **off, n_positions=options.context, activation_function="gelu_pytorch_tanh"
+        )
+        return GPT2LMHeadModel(config)
+    config = LlamaConfig(
+        **tokens,
+        hidden_size=options.hidden,
+        intermediate_size=inner,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.heads,
+        max_position_embeddings=options.context,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+def num_features_for(kernel: str, head_dim: int, feature_dim: int) -> int:
+    """The most features whose ``feature_dim`` is not above the wanted one (kernels of one width have that)."""
+    from hf_attn_ext.attention import make_feature_map
+
+    def too_wide(n: int) -> bool:
+        return make_feature_map(kernel, 1, head_dim, n).feature_dim > feature_dim
+
+    return max(1, bisect.bisect_left(range(1, feature_dim + 1), True, key=too_wide))
+
+
+def build_model(name: str, options: argparse.Namespace, vocabulary: int, end: int, seed: int) -> nn.Module:
+    """The model of one run: ``softmax``, ``last-8`` or a kernel's, all of the same number of parameters."""
+    import hf_attn_ext as hax
+
+    def stock(inner: int | None = None) -> nn.Module:
+        return stock_model(options, vocabulary, end, seed, inner)
+
+    if name == "softmax":
+        return stock()
+    if name == control_name(options):
+        model = stock()
+        register_windows()
+        model.config.attention_windows = windows(options.layers, options.window)
+        model.set_attn_implementation(WINDOWED)
+        return model
+    head_dim = options.hidden // options.heads
+    kernel = {"kernel": name, "num_features": num_features_for(name, head_dim, options.feature_dim), "seed": seed}
+    if name == "cosformer":
+        kernel["kernel_options"] = {"max_length": options.context}
+    model = hax.convert(stock(), kernel)
+    maps = sum(p.numel() for layer in hax.converted_layers(model) for p in layer.feature_map.parameters())
+    unit = 2 * options.hidden + 1 if options.positions == "learned" else 3 * options.hidden  # of an MLP's width
+    narrower, width = math.ceil(maps / (options.layers * unit)), mlp_width(options)
+    if narrower >= width:
+        raise AttnExtError(f"kernel {name!r} has {maps} parameters, more than the MLPs: take a smaller --feature-dim")
+    return hax.convert(stock(width - narrower), kernel) if narrower else model
