@@ -28,7 +28,8 @@ class KernelStateLayer(CacheLayerMixin):
 
     Attributes:
         state: the sums over all tokens so far, or None before the first.
-        seen: tokens so far, padding included.
+        seen: tokens that are in the state, padding included.
+        incoming: tokens of the call that is going on.
     """
 
     is_sliding = False
@@ -36,7 +37,7 @@ class KernelStateLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.state: AttentionState | None = None
-        self.seen = 0
+        self.seen = self.incoming = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -44,15 +45,19 @@ class KernelStateLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, kwargs: dict[str, Any] | None = None, **other: Any
     ) -> tuple[Tensor, Tensor]:
-        """Count the new tokens and return them alone; the attention function adds them to the state."""
+        """Return the new tokens alone; the attention function adds them to the state, see :meth:`commit`."""
         self.lazy_initialization(key_states, value_states)
-        self.seen += key_states.shape[-2]
+        self.incoming = key_states.shape[-2]
         if kwargs is None:
             key_states = key_states.view_as(key_states)  # an object of its own, so that nothing is left on the caller's
             setattr(key_states, CHANNEL, self)
         else:
             kwargs[CHANNEL] = self
         return key_states, value_states
+
+    def commit(self, state: AttentionState) -> None:
+        """Take the state with the incoming tokens. A call that fails before leaves all as it was."""
+        self.state, self.seen, self.incoming = state, self.seen + self.incoming, 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.seen + query_length, 0
@@ -70,7 +75,7 @@ class KernelStateLayer(CacheLayerMixin):
         """Nothing: see :meth:`offload`."""
 
     def reset(self) -> None:
-        self.state, self.seen, self.is_initialized = None, 0, False
+        self.state, self.seen, self.incoming, self.is_initialized = None, 0, 0, False
 
     def reorder_cache(self, beam_idx: LongTensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -135,7 +140,7 @@ def state_layer(key: Tensor, kwargs: dict[str, Any]) -> KernelStateLayer | None:
 
 
 def check_cache(cache: Any, config: PreTrainedConfig, name: str) -> None:
-    """Raise :class:`AttnExtError` unless ``cache`` is a cache of ours with the layers of ``config``."""
+    """Raise :class:`AttnExtError` unless ``cache`` is one of ours with the layers of ``config``, all equally long."""
     inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if not isinstance(inner, LinearCache):
         raise AttnExtError(
@@ -148,4 +153,10 @@ def check_cache(cache: Any, config: PreTrainedConfig, name: str) -> None:
         raise AttnExtError(
             f"this cache was made for another model: it has {len(kinds)} layers, {sum(kinds)} of them linear; {name} "
             f"has {config.num_hidden_layers} and {len(converted)}"
+        )
+    lengths = {layer.get_seq_length() for layer in inner.layers}
+    if len(lengths) > 1:
+        raise AttnExtError(
+            f"the layers of this cache hold {min(lengths)} to {max(lengths)} tokens: a call with it failed half-way. "
+            "Call its reset() and give the whole prompt again"
         )

@@ -160,7 +160,8 @@ def flexformer_attention(
         return output, weights
     key, value = heads
     if layer is not None:
-        output, layer.state = causal_attention(query, key, value, feature_map, layer.state, mask, scaling, dropout)
+        output, state = causal_attention(query, key, value, feature_map, layer.state, mask, scaling, dropout)
+        layer.commit(state)
     else:
         output = linear_attention(query, key, value, feature_map, causal, mask, scaling=scaling, dropout_p=dropout)
     weights = _weights(query, key, feature_map, causal, mask, scaling) if need_weights else None
@@ -192,7 +193,7 @@ def _key_padding_mask(attention_mask: Tensor | None, key: Tensor, layer: KernelS
     """The part of the padding mask that belongs to the keys of this call."""
     if attention_mask is None:
         return None
-    length = key.shape[2] if layer is None else layer.seen
+    length = key.shape[2] if layer is None else layer.seen + layer.incoming
     expected = (key.shape[0], length)
     if attention_mask.ndim != 2 or attention_mask.dtype != torch.bool:
         raise AttnExtError(_wrong_mask(attention_mask))

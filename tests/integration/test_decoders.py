@@ -223,6 +223,26 @@ def test_what_a_state_cannot_do_is_refused_by_name():
     refused("packed sequences", lambda: model(ids, position_ids=restarted, use_cache=False))
 
 
+def test_a_call_that_failed_half_way_leaves_no_cache_to_go_on_with(monkeypatch):
+    model = hax.convert(tiny.tiny_model(LlamaForCausalLM), kernel="elu").eval()
+    _, ids, _ = prompts()
+    cache, fresh = hax.LinearCache(model.config), hax.LinearCache(model.config)
+    before = model(ids, cache=cache).logits
+    maps = [layer.feature_map for layer in hax.converted_layers(model)]
+    for failing in maps:
+        with monkeypatch.context() as patch:
+            patch.setattr(failing, "forward", lambda *arguments: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                model(ids[:, :1], cache=cache)
+        if failing is maps[0]:  # nothing was added yet
+            model(ids, cache=fresh)
+            assert torch.equal(model(ids[:, :1], cache=cache).logits, model(ids[:, :1], cache=fresh).logits)
+        else:
+            refused("failed half-way", lambda: model(ids[:, :1], cache=cache))
+    cache.reset()
+    assert torch.equal(model(ids, cache=cache).logits, before)
+
+
 def test_a_stock_model_on_first_use_cannot_go_on_from_keys():
     model = tiny.tiny_model(LlamaForCausalLM)
     model.set_attn_implementation("flexformer")
