@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import AttnExtError
-from . import bench, card, convert, distill, doctor, evaluate, list_names, push
+from . import bench, card, convert, distill, doctor, evaluate, list_names, lm_eval, push
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -35,18 +35,19 @@ def _execute_package() -> None:
         package.__spec__.loader.exec_module(package)
 
 
-def _add(name: str, command: Callable[..., None], to: typer.Typer = app) -> None:
+def _add(name: str, command: Callable[..., None], to: typer.Typer = app, **options: Any) -> None:
     @functools.wraps(command)
-    def run(*arguments: Any, **options: Any) -> None:
+    def run(*arguments: Any, **chosen: Any) -> None:
         _execute_package()
-        command(*arguments, **options)
+        command(*arguments, **chosen)
 
-    to.command(name)(run)
+    to.command(name, **options)(run)
 
 
 _add("convert", convert.convert)
 _add("distill", distill.distill)
 _add("evaluate", evaluate.evaluate)
+_add("lm-eval", lm_eval.lm_eval, context_settings=lm_eval.PASS_ON)
 _add("card", card.card)
 _add("push", push.push)
 _add("list", list_names.list_names)

@@ -32,8 +32,11 @@ def looks_local(name: str) -> bool:
     return os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
 
 
-def read_config(name: str) -> Any:
+def read_config(name: str, **options: Any) -> Any:
     """Return the configuration of a local folder or a hub id.
+
+    Args:
+        options: what ``AutoConfig.from_pretrained`` also takes, such as ``revision``.
 
     Raises:
         AttnExtError: no such folder, no configuration in it, an unknown model type, or a hub that cannot be reached.
@@ -42,7 +45,7 @@ def read_config(name: str) -> Any:
 
     _check_local(name)
     with _told(name):
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name, **options)
 
 
 def load_model(name: str) -> tuple[Any, list[str]]:

@@ -21,7 +21,7 @@ def test_help_lists_the_commands(run):
     for words in ([], ["--help"]):
         done = run(*words)
         assert done.code == 0 and done.err == ""
-        for command in ("convert", "distill", "evaluate", "card", "push", "list", "doctor"):
+        for command in ("convert", "distill", "evaluate", "lm-eval", "card", "push", "list", "doctor"):
             assert f"  {command} " in done.out
 
 
@@ -29,7 +29,7 @@ def test_version(run):
     assert run("--version").out.strip() == f"hf-attn-ext {hax.__version__}"
 
 
-@pytest.mark.parametrize("command", ["convert", "distill", "evaluate", "card", "push", "list", "doctor"])
+@pytest.mark.parametrize("command", ["convert", "distill", "evaluate", "lm-eval", "card", "push", "list", "doctor"])
 def test_every_command_has_help(run, command):
     done = run(command, "--help")
     assert done.code == 0 and "Usage: hf-attn-ext " + command in done.out
@@ -82,7 +82,13 @@ def test_help_and_usage_errors_do_not_wait_for_torch():
         "try: run()\n"
         "except SystemExit as exit: print(exit.code, 'torch' in sys.modules, 'transformers' in sys.modules)"
     )
-    for words, exit_code in ((["--help"], 0), (["convert", "--help"], 0), (["convert"], 2), (["covert"], 2)):
+    for words, exit_code in (
+        (["--help"], 0),
+        (["convert", "--help"], 0),
+        (["lm-eval", "--help"], 0),
+        (["convert"], 2),
+        (["covert"], 2),
+    ):
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
         assert done.stdout.splitlines()[-1] == f"{exit_code} False False", done.stderr
 
