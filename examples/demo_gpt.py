@@ -129,7 +129,7 @@ def start_sotu(folder: Path, texts: Path, seed: int) -> Path:
     from hf_attn_ext.training.files import new_folder
 
     if not folder.is_dir():
-        sizes = build_parser().parse_args(["--context", "128"])
+        sizes = build_parser().parse_args(["--context", "128", "--local-window", "0", "--initializer-range", "0.02"])
         with open(texts / "train.jsonl", encoding="utf-8") as file:
             train = [json.loads(line)["text"] for line in file]
         with new_folder(folder) as made:

@@ -7,11 +7,13 @@ The text: the State of the Union addresses, 1790 to 2026, split by year (``examp
 vocabulary is trained on the training years. Every run has the same data in the same order, the same steps, the same
 initial weights and the same number of parameters: what a kernel's feature maps hold is taken off the MLPs' width.
 
-``softmax`` is the stock model, a GPT with rotary positions (the host's Llama classes); ``--positions learned`` takes
-GPT-2, which needs several times as many steps until it looks anywhere. ``last-8`` is the same with windows in its
-attention, layer by layer so narrow that a prediction depends on the last 8 tokens and on nothing before them. What
-softmax gains over it is what looking back is worth here, and a kernel shall keep it. The linear models are converted
-before training (``hf_attn_ext.convert``) and trained whole; their maps may learn faster (``--map-lr-factor``).
+``softmax`` is the stock model, rotary positions and every second layer with a window of 4 tokens (the host's Qwen2
+classes): such layers learn quickly what stands nearby, which takes full attention many times the steps. They keep
+softmax in every model; the others are what is compared. ``last-8`` has windows in those too, so narrow that a
+prediction depends on the last 8 tokens and on nothing before them. What softmax gains over it is what looking back is
+worth here, and a kernel shall keep it. The linear models are converted before training (``hf_attn_ext.convert``) and
+trained whole; their maps may learn faster (``--map-lr-factor``). ``--local-window 0`` has no local layers (Llama), and
+``--positions learned`` is GPT-2: both need several times as many steps until they look anywhere.
 
 The library's training loop runs all of it (``hf_attn_ext.training``), so a stopped run goes on when the same command is
 given again; a finished one is read. Writes OUT/results.json, .md and .png; the models are in OUT/NAME/seed-SEED/model.
@@ -31,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 import numpy as np  # noqa: E402
 from assets import AssetError  # noqa: E402
-from sotu_gpt.control import control_name  # noqa: E402
+from sotu_gpt.control import control_name, windows  # noqa: E402
 from sotu_gpt.corpus import Corpus  # noqa: E402
 from sotu_gpt.models import build_model  # noqa: E402
 from sotu_gpt.report import report  # noqa: E402
@@ -47,6 +49,8 @@ SETTINGS = (
     "heads",
     "hidden",
     "positions",
+    "local_window",
+    "initializer_range",
     "context",
     "vocabulary",
     "feature_dim",
@@ -155,16 +159,23 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--positions", default="rotary", choices=("learned", "rotary"), help="GPT-2, or Llama's")
+    parser.add_argument(
+        "--positions",
+        default="rotary",
+        choices=("learned", "rotary"),
+        help="GPT-2, or Qwen2 (Llama without local layers)",
+    )
+    parser.add_argument("--local-window", type=int, default=4, help="of every second layer in all models; 0: none")
     parser.add_argument("--context", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--vocabulary", type=int, default=2048)
     parser.add_argument("--feature-dim", type=int, default=64, help="features of a head; some kernels have their own")
     parser.add_argument("--window", type=int, default=8, help="tokens that the control sees")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument(
         "--batch-size", type=int, default=4, help="small: a young model learns from the number of steps"
     )
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--initializer-range", type=float, default=0.05, help="of rotary models; they are narrow")
     parser.add_argument("--map-lr-factor", type=float, default=1.0, help="learning rate of the feature maps, over --lr")
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--validation-sequences", type=int, default=128, help="they choose the checkpoint")
@@ -187,10 +198,15 @@ def check(options: argparse.Namespace) -> tuple[list[str], list[int]]:
     if wrong is not None:
         raise AttnExtError(f"--seeds takes whole numbers with commas, got {wrong!r}")
     for name, value in vars(options).items():
-        if isinstance(value, int) and value < 1:
+        if isinstance(value, int) and value < 1 and (name, value) != ("local_window", 0):
             raise AttnExtError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if options.hidden % options.heads:
         raise AttnExtError(f"--hidden {options.hidden} is no multiple of --heads {options.heads}")
+    if options.positions == "learned":
+        options.local_window = 0  # GPT-2 has no such layers
+    elif options.local_window and options.layers < 2:
+        raise AttnExtError("--layers 1 leaves no layer beside the local ones: give more, or --local-window 0")
+    windows(options)
     if options.vocabulary < 300:
         raise AttnExtError(f"--vocabulary {options.vocabulary} is too small: 256 bytes, and some words")
     return ["softmax", control_name(options), *kernels], [int(seed) for seed in seeds]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_attn_ext.errors import AttnExtError
+
 WINDOWED = "sotu_windows"  # the attention function of the control
 
 
@@ -15,10 +17,24 @@ def control_name(options: argparse.Namespace) -> str:
     return f"last-{options.window}"
 
 
-def windows(layers: int, sight: int) -> list[int]:
-    """Each layer's window, itself included, such that all together see ``sight`` tokens: [3, 3, 3, 2] for 4 and 8."""
-    steps = [(sight - 1) // layers + (i < (sight - 1) % layers) for i in range(layers)]
-    return [step + 1 for step in steps]
+def local_layers(options: argparse.Namespace) -> list[bool]:
+    """Which layers see a window only, in every model: each second one from the first, where there is a window."""
+    return [bool(options.local_window) and layer % 2 == 0 for layer in range(options.layers)]
+
+
+def windows(options: argparse.Namespace) -> list[int]:
+    """Each layer's window, itself included, such that all together see the last ``options.window`` tokens.
+
+    Local layers keep their window; the others share what is left: [4, 2, 4, 1] for 4 layers, windows of 4, and 8
+    tokens; without local layers [3, 3, 3, 2].
+    """
+    local = local_layers(options)
+    left = options.window - 1 - sum(local) * (options.local_window - 1)
+    if left < 0:
+        raise AttnExtError(f"windows of {options.local_window} in {sum(local)} layers see more than {options.window}")
+    others = len(local) - sum(local)
+    shares = iter(left // others + (i < left % others) for i in range(others)) if others else iter(())
+    return [options.local_window if here else next(shares) + 1 for here in local]
 
 
 def register_windows() -> None:

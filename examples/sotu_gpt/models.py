@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import bisect
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from hf_attn_ext.errors import AttnExtError
 
-from .control import WINDOWED, control_name, register_windows, windows
+from .control import WINDOWED, control_name, local_layers, register_windows, windows
 
 
 def mlp_width(options: argparse.Namespace) -> int:
@@ -21,8 +22,11 @@ def mlp_width(options: argparse.Namespace) -> int:
 
 
 def stock_model(options: argparse.Namespace, vocabulary: int, end: int, seed: int, inner: int | None = None) -> Any:
-    """An untrained GPT-2, or with rotary positions a Llama; no dropout: the text is passed over only once or so."""
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    """An untrained GPT-2; with rotary positions a Llama, or a Qwen2 where every other layer has a window.
+
+    No dropout: the text is passed over only once or so.
+    """
+    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen2Config
 
     torch.manual_seed(seed)  # the same initial weights for all, as far as the MLPs' widths are the same
     tokens = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "vocab_size": vocabulary}
@@ -35,16 +39,22 @@ def stock_model(options: argparse.Namespace, vocabulary: int, end: int, seed: in
             **tokens, **sizes, **off, n_positions=options.context, activation_function="gelu_pytorch_tanh"
         )
         return GPT2LMHeadModel(config)
-    config = LlamaConfig(
+    common = {
         **tokens,
-        hidden_size=options.hidden,
-        intermediate_size=inner,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.heads,
-        max_position_embeddings=options.context,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config)
+        "hidden_size": options.hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": options.layers,
+        "num_attention_heads": options.heads,
+        "num_key_value_heads": options.heads,
+        "max_position_embeddings": options.context,
+        "tie_word_embeddings": True,
+        "initializer_range": options.initializer_range,
+    }
+    if not options.local_window:
+        return AutoModelForCausalLM.from_config(LlamaConfig(**common))
+    kinds = ["sliding_attention" if local else "full_attention" for local in local_layers(options)]
+    window = {"use_sliding_window": True, "sliding_window": options.local_window, "layer_types": kinds}
+    return AutoModelForCausalLM.from_config(Qwen2Config(**common, **window))
 
 
 def num_features_for(kernel: str, head_dim: int, feature_dim: int) -> int:
@@ -69,17 +79,23 @@ def build_model(name: str, options: argparse.Namespace, vocabulary: int, end: in
     if name == control_name(options):
         model = stock()
         register_windows()
-        model.config.attention_windows = windows(options.layers, options.window)
+        model.config.attention_windows = windows(options)
         model.set_attn_implementation(WINDOWED)
         return model
+
+    def convert(model: nn.Module, kernel: dict[str, Any]) -> nn.Module:
+        with warnings.catch_warnings():  # that layers with a window keep softmax is what is wanted here
+            warnings.filterwarnings("ignore", message=".*sliding window.*")
+            return hax.convert(model, kernel)
+
     head_dim = options.hidden // options.heads
     kernel = {"kernel": name, "num_features": num_features_for(name, head_dim, options.feature_dim), "seed": seed}
     if name == "cosformer":
         kernel["kernel_options"] = {"max_length": options.context}
-    model = hax.convert(stock(), kernel)
+    model = convert(stock(), kernel)
     maps = sum(p.numel() for layer in hax.converted_layers(model) for p in layer.feature_map.parameters())
     unit = 2 * options.hidden + 1 if options.positions == "learned" else 3 * options.hidden  # of an MLP's width
     narrower, width = math.ceil(maps / (options.layers * unit)), mlp_width(options)
     if narrower >= width:
         raise AttnExtError(f"kernel {name!r} has {maps} parameters, more than the MLPs: take a smaller --feature-dim")
-    return hax.convert(stock(width - narrower), kernel) if narrower else model
+    return convert(stock(width - narrower), kernel) if narrower else model

@@ -59,21 +59,27 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     assert capsys.readouterr().out == printed
     assert (folder / "elu" / "seed-0" / "metrics.jsonl").read_bytes() == before
     assert train_sotu_gpt.main([*arguments, "--lr", "0.5"]) == 2
-    assert "another lr: 0.002, not 0.5" in capsys.readouterr().err
+    assert "another lr: 0.003, not 0.5" in capsys.readouterr().err
 
 
 @torch.no_grad()
 def test_the_control_sees_the_last_tokens_and_no_others():
-    for layers, window in ((4, 8), (3, 8), (2, 5), (4, 2)):
-        model = build_model(
-            f"last-{window}", options("--layers", str(layers), "--window", str(window)), 300, 0, seed=0
-        ).eval()
+    for layers, window, local in ((4, 8, 4), (2, 8, 4), (3, 8, 3), (4, 8, 0), (3, 8, 0), (2, 5, 0), (4, 2, 0)):
+        sizes = options("--layers", str(layers), "--window", str(window), "--local-window", str(local))
+        model = build_model(f"last-{window}", sizes, 300, 0, seed=0).eval()
         ids = torch.randint(0, 300, (1, 14), generator=torch.Generator().manual_seed(0))
         before = model(ids).logits[0, -1]
         for age in range(14):
             other = ids.clone()
             other[0, 13 - age] = (ids[0, 13 - age] + 7) % 300
-            assert model(other).logits[0, -1].equal(before) == (age >= window), (layers, window, age)
+            assert model(other).logits[0, -1].equal(before) == (age >= window), (layers, window, local, age)
+
+
+def test_kernels_replace_the_layers_that_see_everything():
+    model = build_model("elu", options("--layers", "4"), 300, 0, seed=0)
+    attention = [layer.self_attn for layer in model.model.layers]
+    assert [hasattr(layer, "feature_map") for layer in attention] == [False, True, False, True]
+    assert [layer.sliding_window for layer in attention] == [4, None, 4, None]
 
 
 def test_every_kernel_has_the_same_size():
@@ -92,6 +98,8 @@ def test_every_kernel_has_the_same_size():
         (["--hidden", "15"], "--hidden 15"),
         (["--steps", "0"], "--steps must be at least 1"),
         (["--vocabulary", "256"], "--vocabulary 256"),
+        (["--window", "3"], "windows of 4 in 1 layers see more than 3"),
+        (["--layers", "1"], "--local-window 0"),
         (["--kernels", "flexformer_c", "--feature-dim", "4096"], "smaller --feature-dim"),
     ],
 )
