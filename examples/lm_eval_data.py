@@ -7,8 +7,9 @@ The tasks are in ``examples/lm_eval_tasks/`` and read what this script writes to
 in the same folder:
 
 addresses.jsonl      the beginning of every address of the test years (``sotu_perplexity``).
-continuations.jsonl  a passage, and four continuations of as many words: the true one, and three that follow other
-                     passages of the same address (``sotu_continuation``).
+continuations.jsonl  a passage of 60 words, and four continuations of 10: the true one, and three that follow other
+                     passages of the same address (``sotu_continuation``). ``acc_mutual_info`` is the one to look at:
+                     what the passage adds to a continuation's log-likelihood. ``acc`` mostly finds the commonest words.
 
 The seed alone determines the questions.
 """
@@ -40,30 +41,25 @@ def beginning(text: str, words: int) -> str:
 
 
 def questions(addresses: list[dict[str, Any]], count: int, passage: int, words: int, seed: int) -> list[dict[str, Any]]:
-    """About ``count`` questions, spread evenly over the addresses; ``passage`` and ``words`` are lengths in words.
+    """At most ``count`` questions, spread evenly over the addresses; ``passage`` and ``words`` are lengths in words.
 
-    Passages end where a sentence ends, and the pieces of an address never overlap.
+    An address is cut into pieces of a passage and its continuation, wherever that falls; no piece is used twice.
     """
     generator, made = random.Random(seed), []
     for number, address in enumerate(addresses):
-        text = address["text"].split()
-        # every place where a sentence ends, with room for a passage before it and a continuation behind it
-        ends = [i + 1 for i, word in enumerate(text) if word.endswith((".", "?", "!"))]
-        ends = [end for end in ends if passage <= end <= len(text) - words]
-        generator.shuffle(ends)
-        apart: list[int] = []
-        for end in ends:
-            if all(abs(end - other) >= passage + words for other in apart):
-                apart.append(end)
-        wanted = (count * (number + 1)) // len(addresses) - (count * number) // len(addresses)
-        for first in range(0, min(wanted * CHOICES, len(apart) - CHOICES + 1), CHOICES):
-            true, *false = apart[first : first + CHOICES]
-            order = generator.sample([true, *false], CHOICES)
+        text, length = address["text"].split(), passage + words
+        starts = [length * i for i in range(len(text) // length)]
+        generator.shuffle(starts)
+        wanted = count * (number + 1) // len(addresses) - count * number // len(addresses)
+        for _ in range(min(wanted, len(starts) // CHOICES)):
+            pieces = [starts.pop() for _ in range(CHOICES)]
+            answer = generator.randrange(CHOICES)
+            true = pieces[answer]
             made.append(
                 {
-                    "passage": " ".join(text[true - passage : true]),
-                    "choices": [" ".join(text[end : end + words]) for end in order],
-                    "answer": order.index(true),
+                    "passage": " ".join(text[true : true + passage]),
+                    "choices": [" ".join(text[start + passage : start + length]) for start in pieces],
+                    "answer": answer,
                     "address": address["address"],
                 }
             )
@@ -80,7 +76,7 @@ def write(path: Path, records: list[dict[str, Any]]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--words", type=int, default=1000, help="of an address, for the perplexity")
-    parser.add_argument("--questions", type=int, default=200, help="about so many; a short address has fewer")
+    parser.add_argument("--questions", type=int, default=400, help="at most")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     try:
@@ -91,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     with open(folder / "test.jsonl", encoding="utf-8") as file:
         addresses = [json.loads(line) for line in file]
     write(OUT / "addresses.jsonl", [{**row, "text": beginning(row["text"], options.words)} for row in addresses])
-    write(OUT / "continuations.jsonl", questions(addresses, options.questions, passage=50, words=20, seed=options.seed))
+    write(OUT / "continuations.jsonl", questions(addresses, options.questions, passage=60, words=10, seed=options.seed))
     return 0
 
 

@@ -33,7 +33,7 @@ def test_questions():
     used = []
     for q in made:
         text = " ".join(next(a for a in addresses if a["address"] == q["address"])["text"].split())
-        assert len(q["passage"].split()) == 12 and q["passage"].endswith(".")
+        assert len(q["passage"].split()) == 12
         assert [len(choice.split()) for choice in q["choices"]] == [5] * 4
         follows = [f"{q['passage']} {choice}" in text for choice in q["choices"]]
         assert follows == [i == q["answer"] for i in range(4)]
@@ -66,4 +66,4 @@ def test_both_tasks_run(tmp_path, monkeypatch, capfd):
     assert results["n-samples"]["sotu_perplexity"]["effective"] == 3
     assert results["n-samples"]["sotu_continuation"]["effective"] == 6
     assert results["results"]["sotu_perplexity"]["bits_per_byte,none"] > 0
-    assert 0 <= results["results"]["sotu_continuation"]["acc,none"] <= 1
+    assert {"acc,none", "acc_mutual_info,none"} <= set(results["results"]["sotu_continuation"])
