@@ -1,6 +1,6 @@
 """The honest comparison: every kernel, equal features, steps and data, on films that no kernel has seen.
 
-    python examples/compare_kernels.py                          # 128 and 512 tokens, three seeds: an hour, two cores
+    python examples/compare_kernels.py                          # 128 and 512 tokens, three seeds: hours on one core
     python examples/compare_kernels.py --lengths 128 --seeds 0  # a part of it
 
 The task: a sentence of a review, followed by a page of other sentences about the same film; predict the valence (-4 to
