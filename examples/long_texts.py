@@ -279,11 +279,18 @@ class Run:
         }
 
     def heads(self, seeds: list[int]) -> dict[str, list[float]]:
-        """Error of the kernels' heads on the beginnings of four documents, by length."""
-        errors = {}
-        for length in (self.short, self.window, self.options.longest):
-            texts = [torch.tensor([self._with_ends(row)]) for row in self.first(length)[:4]]
-            errors[str(length)] = [scores.heads_error(self.model("converted", seed), texts) for seed in seeds]
+        """Error of the kernels' heads on the beginnings of four documents, by length, a number a seed."""
+        errors: dict[str, list[float]] = {}
+        for seed in seeds:
+            path = self.out / f"heads-{seed}.json"
+            if not path.is_file():
+                model, found = self.model("converted", seed), {}
+                for length in (self.short, self.window, self.options.longest):
+                    texts = [torch.tensor([self._with_ends(row)]) for row in self.first(length)[:4]]
+                    found[str(length)] = scores.heads_error(model, texts)
+                write_json(path, found)
+            for length, error in read_json(path).items():
+                errors.setdefault(length, []).append(error)
         return errors
 
     def cost(self) -> dict[str, Any]:
@@ -342,6 +349,10 @@ def run(options: argparse.Namespace) -> int:
     job = Run(options)
     transfer = [job.stage1(seed)["transfer"] for seed in seeds]
     predicted = job.long_task(seeds)
+
+    def dated(reference: str) -> dict[str, dict[str, Any]]:
+        return scores.compared(scores.root_mean_square, job.years, predicted, job.presidents, reference)
+
     report = {
         "options": vars(options),
         "window": job.window,
@@ -351,9 +362,8 @@ def run(options: argparse.Namespace) -> int:
         "kernel": KERNEL,
         "documents": len(job.documents),
         "presidents": len(np.unique(job.presidents)),
-        "years": scores.compared(
-            scores.root_mean_square, job.years, predicted, job.presidents, f"softmax, {job.window}"
-        ),
+        "years": dated(f"softmax, {job.window}"),
+        "years_against_converted": dated(f"converted, {options.longest}"),
         "pearson": {name: [scores.pearson(job.years, x) for x in found] for name, found in predicted.items()},
         "spread": float(np.std(job.years)),
         "short_texts": job.short_task(seeds),

@@ -19,7 +19,7 @@ MIB = 2**20
 
 def markdown(report: dict[str, Any]) -> str:
     """Three tables: long documents, short texts, cost."""
-    parts = [_long(report), _short(report["short_texts"], report["short"]), _cost(report)]
+    parts = [_long(report), _short(report["short_texts"], report["heads"]), _cost(report)]
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
@@ -42,16 +42,17 @@ def _long(report: dict[str, Any]) -> list[str]:
         label = f"{name} ({what})" if what else f"softmax in windows of {window}, embeddings averaged"
         lines.append(f"| {label} | {' | '.join(cells)} |")
     longest = lengths[-1]
-    lines += ["", f"Against softmax on the first {window} tokens, paired:"]
-    lines += [
-        f"- {name} tokens: {years[name]['difference']:+.1f} ± {years[name]['difference_error']:.1f} years"
-        for name in (f"converted, {window}", *(f"{kind}, {longest}" for kind in CONTESTANTS))
-        if name in years
-    ]
+    references = {"years": f"softmax, {window}", "years_against_converted": f"converted, {longest}"}
+    for key, reference in references.items():
+        names = [f"converted, {window}", *(f"{kind}, {longest}" for kind in CONTESTANTS)]
+        found = [(name, report[key][name]) for name in names if name in years and name != reference]
+        found = [(name, f"{row['difference']:+.1f} ± {row['difference_error']:.1f}") for name, row in found]
+        lines += ["", f"Years more (+) or less than {reference} tokens, paired:"]
+        lines += [f"- {name} tokens: {difference}" for name, difference in found]
     return lines
 
 
-def _short(report: dict[str, Any], short: int) -> list[str]:
+def _short(report: dict[str, Any], heads: dict[str, list[float]]) -> list[str]:
     valence = report["valence"]
     lines = [
         f"Short texts: the valence of review sentences (Pearson on {report['test']} sentences about other films than "
@@ -67,6 +68,8 @@ def _short(report: dict[str, Any], short: int) -> list[str]:
     for name, seeds in report["agreement"].items():
         means = [np.mean([seed[key] for seed in seeds]) for key in ("cosine", "ranks")]
         lines.append(f"- {name}: {means[0]:.3f}, {means[1]:.3f}")
+    errors = ", ".join(f"{np.mean(found):.3f} at {int(length):,} tokens" for length, found in heads.items())
+    lines += ["", f"Relative squared error of the heads' outputs against softmax: {errors}"]
     return lines
 
 
@@ -100,7 +103,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (error, seconds, memory) = plt.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
-    for name, (_, colour, line) in CONTESTANTS.items():
+    for place, (name, (_, colour, line)) in enumerate(CONTESTANTS.items()):
         found = {
             int(key.rpartition(", ")[2]): row for key, row in report["years"].items() if key.split(", ")[0] == name
         }
@@ -108,23 +111,23 @@ def draw(report: dict[str, Any], path: Path) -> None:
             found[report["window"]] = report["years"][f"softmax, {report['window']}"]
         lengths = sorted(found)
         error.errorbar(
-            lengths,
+            [length * 1.02 ** (place - 2) for length in lengths],  # side by side, so that no bar hides another
             [found[length]["score"] for length in lengths],
             yerr=[found[length]["error"] for length in lengths],
             color=colour,
             linestyle=line,
             marker="o",
             markersize=4,
-            capsize=2,
+            elinewidth=1,
             linewidth=1.6,
             label=name,
         )
     error.set_title(f"Dating {report['documents']} addresses: error in years")
     error.set_ylim(bottom=0)
-    error.legend(fontsize=8, frameon=False)
+    error.legend(fontsize=8, frameon=False, loc="lower left")
     for axis, title, value in (
-        (seconds, "Processor seconds a document", lambda row: row["seconds"]["median"]),
-        (memory, "Peak memory of a forward pass, MiB", lambda row: row["peak_bytes"] / MIB),
+        (seconds, "One document: processor seconds", lambda row: row["seconds"]["median"]),
+        (memory, "One document: peak memory, MiB", lambda row: row["peak_bytes"] / MIB),
     ):
         for name in ("softmax", "converted"):
             rows = [row for row in report["cost"]["rows"] if row["name"] == name]
@@ -136,8 +139,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
                 label=name,
             )
         axis.set_title(title)
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+        axis.set_ylim(bottom=0)
         axis.legend(fontsize=8, frameon=False)
     for axis in (error, seconds, memory):
         axis.set_xscale("log", base=2)
