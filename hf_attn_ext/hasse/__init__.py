@@ -3,5 +3,8 @@
 from .bits import BitMatrix
 from .flow import convergence_depth, information_flow
 from .poset import Poset
+from .spec import MaskSpec
 
-__all__ = ["BitMatrix", "Poset", "convergence_depth", "information_flow"]
+from . import masks  # isort: skip  (the masks are made of all of the above)
+
+__all__ = ["BitMatrix", "MaskSpec", "Poset", "convergence_depth", "information_flow", "masks"]
