@@ -180,7 +180,7 @@ def _cache(spec: MaskSpec) -> Finding:
 def _supervision(spec: MaskSpec) -> Finding:
     labels, covered = len(spec.labels), len(set(spec.labels.values()))
     density = labels / spec.tokens
-    message = f"supervision: {labels} labels for {spec.tokens} tokens ({density:.2f} a token), {covered} of them targets"
+    message = f"supervision: {labels} labels for {spec.tokens} tokens ({density:.2f} a token), {covered} tokens are targets"
     return Finding("supervision", "note", message, value=density)
 
 

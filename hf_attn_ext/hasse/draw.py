@@ -98,8 +98,10 @@ def figure(spec: MaskSpec, what: str = "both") -> Figure:
     if what != "hasse":
         panels.append(_mask_size(spec))
     if diagram is not None:
+        wide = (diagram.width + _LEVELS) * _CHARACTER
         row = _ROW if diagram.rows <= 24 else _CLOSE_ROW
-        panels.append(((diagram.width + _LEVELS) * _CHARACTER, diagram.rows * row))
+        row = max(row, min(1.1, 0.35 * wide / diagram.rows)) if diagram.rows > 4 else row  # flat lines are hard to follow
+        panels.append((wide, diagram.rows * row + 0.25))
     top, bottom, margin = 0.75, 0.55, 0.25
     left = 0.2 + max(map(len, spec.names)) * 0.07 if what != "hasse" else 0.0
     right = 0.45 if what != "hasse" and len(spec) <= _NAMED and spec.labels else 0.0

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AttnExtError
-from .flow import information_flow
 from .joint import minimal_joint_task
-from .poset import Poset
 from .spec import MaskSpec
 from .task import Task
 
@@ -90,7 +88,8 @@ def derive(spec: MaskSpec) -> MaskSpec:
         raise AttnExtError(f"{spec.title} has no family of tasks to derive it from")
     family = spec.family()
     joint = minimal_joint_task(family.tasks)
-    mask = cut(joint.mask, spec.window) if spec.window is not None else joint.mask
+    if spec.window is not None:
+        joint = joint.sparsify(spec.window, within="full")
     nodes: dict[int, int] = {}
     for node, sources in enumerate(joint.sources):
         places = {family.places[task][position] for task, position in sources}
@@ -102,7 +101,7 @@ def derive(spec: MaskSpec) -> MaskSpec:
         raise AttnExtError(f"{spec.title}: {len(nodes)} positions were derived, {len(spec)} are laid out")
     order = torch.tensor([nodes[place] for place in range(len(spec))])
     return MaskSpec.from_mask(
-        mask[order][:, order],
+        joint.mask[order][:, order],
         labels={place: joint.labels[node] for place, node in sorted(nodes.items()) if node in joint.labels},
         inputs=[joint.inputs[node] for node in order.tolist()],
         roles=spec.roles,
@@ -111,24 +110,3 @@ def derive(spec: MaskSpec) -> MaskSpec:
         name=spec.name,
         names=spec.names,
     )
-
-
-def cut(mask: Tensor, window: int) -> Tensor:
-    """Keep the pairs at most ``window`` covers apart: the same Hasse diagram, fewer pairs, more layers.
-
-    Args:
-        mask: bool ``(N, N)``.
-        window: at least 1; classes of mutually visible positions stay whole.
-
-    Returns:
-        bool ``(N, N)``; information takes ``ceil(h / window)`` layers where ``h`` is the longest shortest path of
-        covers.
-    """
-    poset = Poset.from_mask(mask)
-    own = torch.zeros(len(mask), dtype=torch.int64)
-    for index, positions in enumerate(poset.classes):
-        own[list(positions)] = index
-    step = torch.eye(len(poset.classes), dtype=torch.bool)
-    for lower, upper in poset.covers:
-        step[upper, lower] = True
-    return information_flow(step, window)[own][:, own]

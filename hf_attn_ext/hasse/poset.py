@@ -162,6 +162,11 @@ class Poset:
         start, stop = self._order.starts[self._index(number) :][:2]
         return sorted(self._order.lower[start:stop].tolist())
 
+    def lower_cover_lists(self) -> list[list[int]]:
+        """The lower covers of every class, falling; all at once, for walks over the whole order."""
+        starts, lower = self._order.starts.tolist(), self._order.lower.tolist()
+        return [lower[start:stop] for start, stop in zip(starts[:-1], starts[1:], strict=True)]
+
     def upper_covers(self, number: int) -> list[int]:
         """The classes right above a class, rising."""
         starts, upper = self._upper
