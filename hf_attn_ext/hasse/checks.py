@@ -180,7 +180,9 @@ def _cache(spec: MaskSpec) -> Finding:
 def _supervision(spec: MaskSpec) -> Finding:
     labels, covered = len(spec.labels), len(set(spec.labels.values()))
     density = labels / spec.tokens
-    message = f"supervision: {labels} labels for {spec.tokens} tokens ({density:.2f} a token), {covered} tokens are targets"
+    message = (
+        f"supervision: {density:.2f} labels a token ({labels} for {spec.tokens} tokens, {covered} of them targets)"
+    )
     return Finding("supervision", "note", message, value=density)
 
 

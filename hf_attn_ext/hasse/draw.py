@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import AttnExtError, suggest
-from .diagram import Diagram
+from .diagram import CHARACTER, Diagram
 from .flow import information_flow
 from .poset import Poset
 from .spec import MaskSpec
@@ -43,9 +43,6 @@ _OTHERS = ("#6b3fa0", "#8a6d00", "#00647a", "#7a2e5d", "#4d4d4d")
 _NAMED = 40  # positions up to which rows and columns have their names
 _GRADED = 256  # positions up to which the heat map shows later layers
 _PIXELS = 512  # cells of a heat map at most
-_CHARACTER = 0.078  # inches of a character in a node
-_ROW = 0.44  # inches from row to row of the Hasse diagram
-_CLOSE_ROW = 0.36  # the same in a tall one
 _LEVELS = 9.0  # room for the levels' names, in characters
 _SMALL = 8.0
 
@@ -98,10 +95,8 @@ def figure(spec: MaskSpec, what: str = "both") -> Figure:
     if what != "hasse":
         panels.append(_mask_size(spec))
     if diagram is not None:
-        wide = (diagram.width + _LEVELS) * _CHARACTER
-        row = _ROW if diagram.rows <= 24 else _CLOSE_ROW
-        row = max(row, min(1.1, 0.35 * wide / diagram.rows)) if diagram.rows > 4 else row  # flat lines are hard to follow
-        panels.append((wide, diagram.rows * row + 0.25))
+        wide = max(diagram.width + _LEVELS, 0.92 * len(diagram.caption))
+        panels.append((wide * CHARACTER, diagram.height))
     top, bottom, margin = 0.75, 0.55, 0.25
     left = 0.2 + max(map(len, spec.names)) * 0.07 if what != "hasse" else 0.0
     right = 0.45 if what != "hasse" and len(spec) <= _NAMED and spec.labels else 0.0
@@ -121,7 +116,7 @@ def figure(spec: MaskSpec, what: str = "both") -> Figure:
     if diagram is not None:
         w, h = panels[-1]
         axes = picture.add_axes((x / width, (height - top - h) / height, w / width, h / height))
-        _draw_hasse(axes, diagram, spec)
+        _draw_hasse(axes, diagram, spec, w / CHARACTER)
     picture.text(margin / width, 1 - 0.24 / height, spec.title, fontsize=11, fontweight="bold", va="center")
     _draw_legend(picture, legend, width, height)
     return picture
@@ -200,12 +195,13 @@ def _strength(spec: MaskSpec, step: int) -> np.ndarray:
     return strength
 
 
-def _draw_hasse(axes: Axes, diagram: Diagram, spec: MaskSpec) -> None:
+def _draw_hasse(axes: Axes, diagram: Diagram, spec: MaskSpec, characters: float) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     axes.set_axis_off()
-    axes.set_xlim(-_LEVELS, diagram.width)
+    axes.set_xlim(-_LEVELS, characters - _LEVELS)
     axes.set_ylim(-0.5, diagram.rows - 0.5)
+    axes.text(-_LEVELS, -0.5, "\n" + diagram.caption, fontsize=_SMALL, va="top")
     many = len(diagram.ways) > 600
     for way, column_jump in diagram.ways:
         style = {"color": "#9a9a9a", "linestyle": (0, (3, 2))} if column_jump else {"color": "#777777"}
@@ -216,11 +212,11 @@ def _draw_hasse(axes: Axes, diagram: Diagram, spec: MaskSpec) -> None:
         width = len(node.title) + 0.9
         axes.add_patch(
             FancyBboxPatch(
-                (node.x - width / 2, node.y - 0.24),
+                (node.x - width / 2, node.y - diagram.half),
                 width,
-                0.48,
-                boxstyle="round,pad=0,rounding_size=0.2",
-                mutation_aspect=0.2,
+                2 * diagram.half,
+                boxstyle="round,pad=0,rounding_size=0.4",
+                mutation_aspect=diagram.half / 1.4,
                 facecolor=colour if node.predicts else "white",
                 edgecolor=colour,
                 linewidth=1.2,
@@ -248,8 +244,10 @@ def _draw_legend(picture: Any, entries: list[tuple[str, str, bool]], width: floa
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], linestyle="", marker="s", markersize=7, markeredgecolor=c, markerfacecolor=c if full else "white")
-        for _, c, full in entries
+        Line2D(
+            [], [], linestyle="", marker="s", markersize=7, color=colour, markerfacecolor=colour if full else "white"
+        )
+        for _, colour, full in entries
     ]
     picture.legend(
         handles,

@@ -32,9 +32,7 @@ class Family:
     tasks: list[Task] = dataclasses.field(default_factory=list)
     places: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
 
-    def add(
-        self, inputs: Iterable[Hashable], labels: Mapping[int, int], mask: Tensor, places: Iterable[int]
-    ) -> None:
+    def add(self, inputs: Iterable[Hashable], labels: Mapping[int, int], mask: Tensor, places: Iterable[int]) -> None:
         """Add a task; see :class:`Task` for the first three arguments."""
         self.tasks.append(Task(list(inputs), dict(labels), mask))
         self.places.append(tuple(places))

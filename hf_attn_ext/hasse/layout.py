@@ -200,9 +200,7 @@ def _mean(place: Mapping[int, float] | Sequence[float], pulls: Mapping[int, floa
     return sum(pull * place[node] for node, pull in pulls.items()) / total if total else alone
 
 
-def _fit(
-    line: list[int], wanted: list[float], weights: list[float], x: list[float], widths: Sequence[float]
-) -> None:
+def _fit(line: list[int], wanted: list[float], weights: list[float], x: list[float], widths: Sequence[float]) -> None:
     """Set ``x`` of a row's nodes: nearest to ``wanted`` in weighted squares, in this order, and apart.
 
     Pool adjacent violators, after the distances that nodes must keep are taken off.

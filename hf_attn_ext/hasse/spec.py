@@ -94,13 +94,11 @@ class MaskSpec:
         for field in ("roles", "position_ids", "names"):
             if len(getattr(self, field)) != size:
                 raise AttnExtError(f"{self.name}: {len(getattr(self, field))} {field} for {size} positions")
-        for position, token in self.labels.items():
+        for position, label in self.labels.items():
             if not 0 <= position < size:
-                raise AttnExtError(f"{self.name}: a label stands at position {position}, but there are {size} positions")
-            if not 0 <= token < self.tokens:
-                raise AttnExtError(
-                    f"{self.name}: the label at position {position} is token {token}, but there are {self.tokens} tokens"
-                )
+                raise AttnExtError(f"{self.name}: a label is at position {position}; the positions are 0 to {size - 1}")
+            if not 0 <= label < self.tokens:
+                raise AttnExtError(f"{self.name}: the label at {position} is token {label} of {self.tokens} tokens")
 
     @classmethod
     def from_mask(
@@ -133,7 +131,7 @@ class MaskSpec:
         inputs = tuple(("token", i) for i in range(size)) if inputs is None else tuple(inputs)
         if len(inputs) != size:
             raise AttnExtError(f"{name}: {len(inputs)} inputs for {size} positions")
-        known = [_is_ours(entry) for entry in inputs]
+        known = [is_input(entry) for entry in inputs]
         if position_ids is None:
             position_ids = [entry[1] if ours else i for i, (entry, ours) in enumerate(zip(inputs, known, strict=True))]
         if roles is None:
@@ -286,19 +284,20 @@ def held_tokens(entry: Hashable) -> tuple[int, ...]:
         >>> held_tokens(("mean", 3, 2, 4)), held_tokens(("mask", 3))
         ((2, 4), ())
     """
-    if not _is_ours(entry):
+    if not is_input(entry):
         return ()
     return entry[2:] if entry[0] == "mean" else entry[1:] if entry[0] == "token" else ()
 
 
-def _is_ours(entry: Hashable) -> bool:
+def is_input(entry: Hashable) -> bool:
+    """Whether this is an input as the top of this file writes them."""
     if not isinstance(entry, tuple) or len(entry) < 2 or entry[0] not in ("token", "mask", "noisy", "mean"):
         return False
     return all(isinstance(part, int) and part >= 0 for part in entry[1:])
 
 
 def _position_name(position: int, role: str, entry: Hashable) -> str:
-    index = entry[1] if _is_ours(entry) else position
+    index = entry[1] if is_input(entry) else position
     return f"{LETTERS.get(role, '')}{index}"
 
 

@@ -1,12 +1,12 @@
 """Masks, one a file: closed forms with position ids, roles, labels, and the family of tasks behind each.
 
-    from hf_attn_ext.hasse import masks
+from hf_attn_ext.hasse import masks
 
-    spec = masks.butterfly(8)
-    spec.dense(), spec.position_ids, spec.labels          # what a training loop needs
-    spec.to_block_mask("cuda")                            # for flex_attention
-    spec.check(num_layers=12)                             # leaks, empty rows, depth, ...
-    masks.list_masks(), masks.make_mask("causal", n=8)    # by name
+spec = masks.butterfly(8)
+spec.dense(), spec.position_ids, spec.labels          # what a training loop needs
+spec.to_block_mask("cuda")                            # for flex_attention
+spec.check(num_layers=12)                             # leaks, empty rows, depth, ...
+masks.list_masks(), masks.make_mask("causal", n=8)    # by name
 """
 
 from .bidirectional import bidirectional

@@ -80,7 +80,8 @@ def block_two_stream(n: int, block_size: int, context: str = "token", starts: st
         start = block if every else block * size
         past = kv // size <= q // size if whole_blocks else kv <= q
         clean, shown = q < n, kv < n
-        return (shown & clean & past) | (shown & ~clean & (kv < start)) | (~shown & ~clean & ((kv - n) // size == block))
+        own = (kv - n) // size == block
+        return (shown & clean & past) | (shown & ~clean & (kv < start)) | (~shown & ~clean & own)
 
     asked = [(start, i) for start in _starts(n, size, every) for i in range(start, min(start + size, n))]
     predicted = [i for _, i in asked]

@@ -15,7 +15,7 @@ from .registry import register_mask, whole_number, whole_numbers
 
 @register_mask("masked_autoencoder", example={"n": 8, "visible": [0, 2, 3, 6]})
 def masked_autoencoder(n: int, visible: Sequence[int] | int) -> MaskSpec:
-    """Visible tokens see each other; mask tokens stand for the rest, and see everything: ``visible(kv) or not visible(q)``.
+    """Visible tokens see each other, mask tokens see everything: ``visible(kv) or not visible(q)``.
 
     Source: arXiv 2111.06377, as one stream: its encoder's part (visible tokens, undisturbed by mask tokens) and its
     decoder's part (mask tokens, beside the encoded tokens). In the source the decoder's layers let the visible tokens

@@ -102,8 +102,8 @@ def make_mask(name: str, **options: Any) -> MaskSpec:
     parameters = entry.options
     for option in options:
         if option not in parameters:
-            listed = ", ".join(parameters)
-            raise AttnExtError(f"mask {name!r} has no option {option!r}.{suggest(option, parameters)} Options: {listed}")
+            near = suggest(option, parameters)
+            raise AttnExtError(f"mask {name!r} has no option {option!r}.{near} Options: {', '.join(parameters)}")
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise AttnExtError(f"mask {name!r} needs the option {option!r}, e.g. {entry.example.get(option)!r}")

@@ -77,7 +77,7 @@ def autoregressive_in_order(perm: Sequence[int]) -> Family:
         known, asked = perm[:t], perm[t : t + 1]
         family.add(
             (*map(token, known), *map(mask_token, asked)),
-            {t: i for i in asked},
+            {t: perm[t]} if asked else {},
             groups(chain(t + len(asked))),
             places=(*known, *(n + i for i in asked)),
         )
