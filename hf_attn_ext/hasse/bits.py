@@ -132,17 +132,15 @@ class BitMatrix:
         return BitMatrix(words if starts is None else np.bitwise_or.reduceat(words, starts, axis=0), self.columns)
 
 
-def bits_of(row: int) -> list[int]:
-    """Return the places of an integer's bits, rising.
+def bits_of(row: int) -> np.ndarray:
+    """Return the places of an integer's bits, rising, int64.
 
     Example:
-        >>> bits_of(0b1011)
+        >>> bits_of(0b1011).tolist()
         [0, 1, 3]
     """
-    if not row:
-        return []
     data = np.frombuffer(row.to_bytes((row.bit_length() + 7) // 8, "little"), np.uint8)
-    return np.flatnonzero(np.unpackbits(data, bitorder="little")).tolist()
+    return np.flatnonzero(np.unpackbits(data, bitorder="little"))
 
 
 def row_of(bits: Iterable[int]) -> int:

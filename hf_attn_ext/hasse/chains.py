@@ -84,4 +84,4 @@ def _antichain(below: list[int], before: list[int], reached: int) -> list[int]:
         if lower >= 0 and reached >> lower & 1:
             searched[upper] = True
     outside = ((1 << len(below)) - 1) ^ reached
-    return [number for number in bits_of(outside) if searched[number]]
+    return [number for number in bits_of(outside).tolist() if searched[number]]

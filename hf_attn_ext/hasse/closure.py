@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .bits import BitMatrix
+from .bits import BitMatrix, bits_of
+from .products import boolean_product
 
 
 class Order(NamedTuple):
@@ -90,17 +91,20 @@ def strong_classes(rows: list[int]) -> list[tuple[int, ...]]:
     return classes
 
 
-def closure_and_covers(rows: list[int]) -> tuple[list[int], np.ndarray, np.ndarray]:
+def closure_and_covers(rows: list[int], many: int = 16) -> tuple[list[int], np.ndarray, np.ndarray]:
     """Return down-sets and lower covers, as :class:`Order` has them.
 
     Candidates are taken from above: the highest neighbour that no neighbour before it has reached is a cover, and only
-    covers' down-sets are united.
+    covers' down-sets are united. Most orders have a few covers a class, whatever the number of edges. From ``many`` a
+    class on average, the rest is done in blocks by matrix products, whose cost does not grow with the covers.
 
     Args:
         rows: C integers, row c with bits below c alone.
+        many: covers a class.
     """
     down: list[int] = []
     starts, lower = array("i", [0]), array("i")
+    most = many * len(rows)
     for number, left in enumerate(rows):
         reached = 1 << number
         while left:
@@ -111,7 +115,33 @@ def closure_and_covers(rows: list[int]) -> tuple[list[int], np.ndarray, np.ndarr
             lower.append(cover)
         down.append(reached)
         starts.append(len(lower))
-    return down, np.frombuffer(starts, np.int32), np.frombuffer(lower, np.int32) if lower else np.zeros(0, np.int32)
+        if len(lower) > most:
+            _in_blocks(rows, down, starts, lower)
+            break
+    return down, np.array(starts, np.int32), np.array(lower, np.int32)
+
+
+def _in_blocks(rows: list[int], down: list[int], starts: array, lower: array, block: int = 1024) -> None:
+    """Finish what :func:`closure_and_covers` began.
+
+    What lies below any neighbour of a class is a product of two matrices as far as neighbours before the block go, and
+    found one by one among those inside it. A neighbour that lies there is no cover.
+    """
+    while len(down) < len(rows):
+        start = len(down)
+        stop = min(start + block, len(rows))
+        before = (1 << start) - 1
+        outside = BitMatrix.from_integers([row & before for row in rows[start:stop]], start)
+        below = BitMatrix.from_integers([row ^ (1 << number) for number, row in enumerate(down)], start)
+        for number, reached in enumerate(boolean_product(outside, below).integers(), start):
+            left = rows[number] >> start << start
+            while left:
+                neighbour = left.bit_length() - 1
+                reached |= down[neighbour] ^ (1 << neighbour)
+                left = (left ^ (1 << neighbour)) & ~reached
+            lower.frombytes(bits_of(rows[number] & ~reached)[::-1].astype(np.int32).tobytes())
+            starts.append(len(lower))
+            down.append(reached | rows[number] | 1 << number)
 
 
 def _between_classes(rows: BitMatrix, classes: list[tuple[int, ...]]) -> list[int]:

@@ -175,7 +175,7 @@ class Poset:
 
     def down_set(self, number: int) -> frozenset[int]:
         """All classes whose information reaches this one, itself too."""
-        return frozenset(bits_of(self._order.down[self._index(number)]))
+        return frozenset(bits_of(self._order.down[self._index(number)]).tolist())
 
     def hasse_diagram(self) -> networkx.DiGraph:
         """The diagram: a node a class (attributes ``positions`` and, where given, ``inputs``), edges lower -> upper."""

@@ -158,7 +158,7 @@ def check_distinct(inputs: Sequence[Hashable], name: str = "") -> None:
 
 
 def mask_of_classes(classes: Sequence[Sequence[int]], seen: Sequence[int], count: int) -> BitMatrix:
-    """Return the mask (count, count) whose rows are, for every position of a class, the bits in ``seen`` of the class."""
+    """Return the mask (count, count) whose row, for every position of a class, is the bits in ``seen`` of the class."""
     rows = [0] * count
     for members, row in zip(classes, seen, strict=True):
         for position in members:

@@ -70,7 +70,7 @@ def count_types(tasks: Sequence[Task]) -> int:
             names.setdefault(frozenset(task.inputs[position] for position in members), len(names))
             for members in task.poset.classes
         ]
-        below = [bits_of(row) for row in task.poset.down_rows().integers()]
+        below = [bits_of(row).tolist() for row in task.poset.down_rows().integers()]
         nodes = [(held[number], frozenset(held[x] for x in row)) for number, row in enumerate(below)]
         coded = [names.setdefault(node, len(names)) for node in nodes]
         types.update(frozenset(coded[x] for x in row) | {-1 - coded[number]} for number, row in enumerate(below))
