@@ -180,9 +180,8 @@ def _cache(spec: MaskSpec) -> Finding:
 def _supervision(spec: MaskSpec) -> Finding:
     labels, covered = len(spec.labels), len(set(spec.labels.values()))
     density = labels / spec.tokens
-    message = (
-        f"supervision: {density:.2f} labels a token ({labels} for {spec.tokens} tokens, {covered} of them targets)"
-    )
+    counts = f"{labels} for {spec.tokens} tokens, {covered} of them targets"
+    message = f"supervision: {density:.2f} labels a token ({counts})"
     return Finding("supervision", "note", message, value=density)
 
 

@@ -243,11 +243,10 @@ def _legend_entries(spec: MaskSpec, diagram: Diagram | None, later: bool) -> lis
 def _draw_legend(picture: Any, entries: list[tuple[str, str, bool]], width: float, height: float) -> None:
     from matplotlib.lines import Line2D
 
+    style = {"linestyle": "", "marker": "s", "markersize": 7}
     handles = [
-        Line2D(
-            [], [], linestyle="", marker="s", markersize=7, color=colour, markerfacecolor=colour if full else "white"
-        )
-        for _, colour, full in entries
+        Line2D([], [], color=colour, markerfacecolor=colour if filled else "white", **style)
+        for _, colour, filled in entries
     ]
     picture.legend(
         handles,
