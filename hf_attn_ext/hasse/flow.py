@@ -40,11 +40,12 @@ def information_flow(mask: Any, num_layers: int | None = None) -> torch.Tensor:
             raise AttnExtError(f"num_layers must be None for a list of {len(mask)} masks, got {num_layers!r}")
         return _tensor(_product([bits.with_diagonal(True) for bits in read_masks(mask)])[-1])
     bits = read_mask(mask)
+    limit = expanded(Poset(order_of(bits)))
     if num_layers is None:
-        return torch.from_numpy(expanded(Poset(order_of(bits))))
+        return torch.from_numpy(limit)
     if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 0:
         raise AttnExtError(f"num_layers must be a whole number of at least 0, or None, got {num_layers!r}")
-    return _tensor(_power(bits.with_diagonal(True), min(num_layers, bits.columns - 1)))
+    return _tensor(_power(bits.with_diagonal(True), num_layers, BitMatrix.from_dense(limit)))
 
 
 def convergence_depth(mask: Any) -> int:
@@ -73,28 +74,36 @@ def convergence_depth(mask: Any) -> int:
         return 0
     powers = [one]  # of 1, 2, 4 ... layers
     while powers[-1] != limit:
-        powers.append(boolean_product(powers[-1], powers[-1]))
+        powers.append(_after(powers[-1], powers[-1], limit))
     if len(powers) == 1:
         return 1
     powers.pop()  # the limit itself
     seen = powers.pop()
     depth = 2 ** len(powers)
     for exponent in reversed(range(len(powers))):
-        more = boolean_product(seen, powers[exponent])
+        more = _after(seen, powers[exponent], limit)
         if more != limit:
             seen, depth = more, depth + 2**exponent
     return depth + 1
 
 
-def _power(one: BitMatrix, exponent: int) -> BitMatrix:
-    result, square = None, one
-    while exponent:
+def _power(one: BitMatrix, exponent: int, limit: BitMatrix) -> BitMatrix:
+    result, power = _identity(one.columns), one
+    while exponent and result != limit:
         if exponent & 1:
-            result = square if result is None else boolean_product(result, square)
+            result = _after(result, power, limit)
         exponent >>= 1
         if exponent:
-            square = boolean_product(square, square)
-    return _identity(one.columns) if result is None else result
+            power = _after(power, power, limit)
+    return result
+
+
+def _after(seen: BitMatrix, more: BitMatrix, limit: BitMatrix) -> BitMatrix:
+    """The product of two powers of one mask; rows that have reached the limit are not computed again."""
+    open_rows = np.flatnonzero((seen.words != limit.words).any(1))
+    words = limit.words.copy()
+    words[open_rows] = boolean_product(seen.united_rows(open_rows), more).words
+    return BitMatrix(words, seen.columns)
 
 
 def _product(layers: list[BitMatrix]) -> list[BitMatrix]:
