@@ -97,7 +97,7 @@ def figure(spec: MaskSpec, what: str = "both") -> Figure:
     if diagram is not None:
         wide = max(diagram.width + _LEVELS, 0.92 * len(diagram.caption))
         panels.append((wide * CHARACTER, diagram.height))
-    top, bottom, margin = 0.75, 0.55, 0.25
+    top, bottom, margin = (0.55 if what == "hasse" else 0.75), (0.55 if what == "mask" else 0.7), 0.25
     left = 0.2 + max(map(len, spec.names)) * 0.07 if what != "hasse" else 0.0
     right = 0.45 if what != "hasse" and len(spec) <= _NAMED and spec.labels else 0.0
     height = top + bottom + max(size[1] for size in panels)

@@ -16,6 +16,7 @@ _SWEEPS = 12
 _STARTS = 5  # orders to begin with; the one that ends with the fewest crossings is kept
 _STRAIGHT = 8.0  # how much more an edge within a chain pulls
 _BEND = 1.4  # room of a bend, in that of a character
+_BESIDE = 1.0  # room between parts
 _MOST_BENDS = 4000  # with more of them edges go straight
 
 
@@ -74,7 +75,7 @@ def lay_out(
     room = [*widths, *[_BEND] * (count - len(levels))]
     x = [0.0] * count
     borders = [0.0] * len(level_of_row)  # how far each row is taken
-    for part in _parts(down, up):
+    for part in _parts(down, up, len(levels)):
         lines: list[list[int]] = [[] for _ in level_of_row]
         for node in part:
             lines[row_of[node]].append(node)
@@ -83,7 +84,7 @@ def lay_out(
         _place(graph, x)
         _move_beside(lines, x, room, borders)
     ways = [[(x[node], row_of[node]) for node in chain] for chain in chains]
-    return Layout(x[: len(levels)], row, ways, max(borders), level_of_row)
+    return Layout(x[: len(levels)], row, ways, max(borders) - _BESIDE, level_of_row)
 
 
 def _rows(levels: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -111,8 +112,8 @@ def _with_bends(row: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[li
     return chains
 
 
-def _parts(down: list[dict[int, float]], up: list[dict[int, float]]) -> list[list[int]]:
-    """Connected parts, the largest first."""
+def _parts(down: list[dict[int, float]], up: list[dict[int, float]], real: int) -> list[list[int]]:
+    """Connected parts, those with most nodes (below number ``real``) first."""
     seen = [False] * len(down)
     parts = []
     for root in range(len(down)):
@@ -126,7 +127,7 @@ def _parts(down: list[dict[int, float]], up: list[dict[int, float]]) -> list[lis
                     seen[near] = True
                     part.append(near)
         parts.append(sorted(part))
-    return sorted(parts, key=len, reverse=True)
+    return sorted(parts, key=lambda part: sum(node < real for node in part), reverse=True)
 
 
 def _reorder(graph: _Graph) -> None:
@@ -236,4 +237,4 @@ def _move_beside(lines: list[list[int]], x: list[float], widths: Sequence[float]
             x[node] += shift
             right = max(right, x[node] + widths[node] / 2)
     for row in spanned:
-        borders[row] = right
+        borders[row] = right + _BESIDE

@@ -24,10 +24,10 @@ def mask_text(spec: MaskSpec) -> str:
     Example:
         >>> from hf_attn_ext.hasse import masks
         >>> print(mask_text(masks.causal(3)))
-            w0 w1 w2
-        w0   #  .  .  token -> 1
-        w1   #  #  .  token -> 2
-        w2   #  #  #  token
+           w0 w1 w2
+        w0  #  .  .  token -> 1
+        w1  #  #  .  token -> 2
+        w2  #  #  #  token
     """
     size = len(spec)
     if size > _CELLS:
