@@ -1,14 +1,18 @@
 """Every mask: its closed form against its definition in words, position ids, labels, block masks, bad arguments."""
 
 import math
+import pickle
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Poset, convergence_depth, information_flow, masks
+from hf_attn_ext.hasse.family import derive
 from hf_attn_ext.hasse.masks.registry import _MASKS
 from hf_attn_ext.hasse.spec import held_tokens, token
 
@@ -182,6 +186,39 @@ def test_laws_of_every_mask(entry):
         assert all(spec.position_ids[position] == label for position, label in spec.labels.items())
     assert not [finding for finding in spec.check() if finding.severity != "note"]
     assert spec.title in repr(spec) and spec.title.startswith(spec.name)
+
+
+@pytest.mark.parametrize("entry", ALL)
+def test_masks_travel_to_other_processes(entry):
+    spec = example(entry)
+    again = pickle.loads(pickle.dumps(spec))
+    assert torch.equal(again.dense(), spec.dense()) and again.labels == spec.labels and again.title == spec.title
+    assert len(again.family().tasks) == len(spec.family().tasks)
+
+
+@given(data=st.data(), name=st.sampled_from(masks.list_masks()))
+@settings(deadline=None, max_examples=150)
+def test_laws_at_any_size(data, name):
+    n = data.draw(st.integers(1, 14), "n")
+    part = st.integers(1, n)
+    options = {
+        "prefix_lm": {"p": st.integers(0, n)},
+        "sliding_window": {"w": part},
+        "document": {"lengths": st.lists(st.integers(1, 5), min_size=1, max_size=4), "causal": st.booleans()},
+        "block_diffusion": {"b": part},
+        "xlnet_two_stream": {"perm": st.permutations(range(n))},
+        "masked_autoencoder": {"visible": st.lists(st.integers(0, n - 1), unique=True)},
+        "block_two_stream": {"block_size": part, "context": st.sampled_from(["token", "block"])},
+        "butterfly": {"window": st.none() | part},
+    }.get(name, {})
+    options = {key: data.draw(values, key) for key, values in options.items()}
+    spec = masks.make_mask(name, **options, **({} if name in ("document", "xlnet_two_stream") else {"n": n}))
+    assert not [finding for finding in spec.check() if finding.severity != "note"]
+    assert spec.dense().diagonal().all()
+    if spec.window is None and name != "sliding_window":  # dense: one layer lets everything through
+        assert torch.equal(information_flow(spec), spec.dense())
+    if spec.family is not None:
+        assert torch.equal(derive(spec).dense(), spec.dense())
 
 
 @pytest.mark.parametrize("entry", ALL)

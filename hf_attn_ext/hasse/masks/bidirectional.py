@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -43,7 +45,7 @@ def bidirectional(n: int) -> MaskSpec:
         roles=("token",) * n,
         position_ids=torch.arange(n),
         labels={},
-        family=lambda: reading(n),
+        family=functools.partial(reading, n),
     )
 
 

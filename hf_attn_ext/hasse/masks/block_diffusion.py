@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -50,21 +52,15 @@ def block_diffusion(n: int, b: int) -> MaskSpec:
     """
     n = whole_number("block_diffusion", "n", n, least=1)
     b = whole_number("block_diffusion", "b", b, least=1, most=n)
-
-    def form(q: Tensor, kv: Tensor) -> Tensor:
-        noisy, shown = q < n, kv < n
-        mine, its = q % n // b, kv % n // b
-        return (noisy & shown & (mine == its)) | (noisy & ~shown & (mine > its)) | (~noisy & ~shown & (mine >= its))
-
     return MaskSpec(
         name="block_diffusion",
         tokens=n,
-        form=form,
+        form=functools.partial(_form, n, b),
         inputs=(*map(noisy_token, range(n)), *map(token, range(n))),
         roles=("noisy",) * n + ("clean",) * n,
         position_ids=torch.arange(n).repeat(2),
         labels={i: i for i in range(n)},
-        family=lambda: denoising(n, b),
+        family=functools.partial(denoising, n, b),
     )
 
 
@@ -84,3 +80,9 @@ def denoising(n: int, b: int) -> Family:
             places=(*range(n, n + start), *range(start, stop)),
         )
     return family
+
+
+def _form(n: int, b: int, q: Tensor, kv: Tensor) -> Tensor:
+    noisy, shown = q < n, kv < n
+    mine, its = q % n // b, kv % n // b
+    return (noisy & shown & (mine == its)) | (noisy & ~shown & (mine > its)) | (~noisy & ~shown & (mine >= its))

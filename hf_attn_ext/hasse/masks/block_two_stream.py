@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -75,27 +77,19 @@ def block_two_stream(n: int, block_size: int, context: str = "token", starts: st
             "that block, which the mask tokens must predict; use starts='boundary' or context='token'"
         )
 
-    def form(q: Tensor, kv: Tensor) -> Tensor:
-        block = (q - n) // size
-        start = block if every else block * size
-        past = kv // size <= q // size if whole_blocks else kv <= q
-        clean, shown = q < n, kv < n
-        own = (kv - n) // size == block
-        return (shown & clean & past) | (shown & ~clean & (kv < start)) | (~shown & ~clean & own)
-
     asked = [(start, i) for start in _starts(n, size, every) for i in range(start, min(start + size, n))]
     predicted = [i for _, i in asked]
     names = [f"m{i}@{start}" if every else f"m{i}" for start, i in asked]
     return MaskSpec(
         name=name,
         tokens=n,
-        form=form,
+        form=functools.partial(_form, n, size, whole_blocks, every),
         inputs=(*map(token, range(n)), *map(mask_token, predicted)),
         roles=("clean",) * n + ("mask",) * len(predicted),
         position_ids=torch.tensor([*range(n), *predicted]),
         labels={n + j: i for j, i in enumerate(predicted)},
         names=(*(f"w{i}" for i in range(n)), *names),
-        family=lambda: block_generation(n, size, whole_blocks, every),
+        family=functools.partial(block_generation, n, size, whole_blocks, every),
     )
 
 
@@ -122,3 +116,12 @@ def block_generation(n: int, size: int, whole_blocks: bool, every: bool) -> Fami
 
 def _starts(n: int, size: int, every: bool) -> range:
     return range(n - size + 1) if every else range(0, n, size)
+
+
+def _form(n: int, size: int, whole_blocks: bool, every: bool, q: Tensor, kv: Tensor) -> Tensor:
+    block = (q - n) // size
+    start = block if every else block * size
+    past = kv // size <= q // size if whole_blocks else kv <= q
+    clean, shown = q < n, kv < n
+    own = (kv - n) // size == block
+    return (shown & clean & past) | (shown & ~clean & (kv < start)) | (~shown & ~clean & own)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -54,27 +56,16 @@ def butterfly(n: int, window: int | None = None) -> MaskSpec:
     n = whole_number("butterfly", "n", n, least=1)
     if window is not None:
         window = whole_number("butterfly", "window", window, least=1)
-    far = n if window is None else window
-    first_b, first_p = n - 1, 2 * n - 2
-
-    def form(q: Tensor, kv: Tensor) -> Tensor:
-        q_forward, q_backward, q_predicts = q < first_b, (q >= first_b) & (q < first_p), q >= first_p
-        kv_forward, kv_backward = kv < first_b, (kv >= first_b) & (kv < first_p)
-        mine = torch.where(q_forward, q, torch.where(q_backward, q - first_b + 1, q - first_p))
-        its = torch.where(kv_forward, kv, kv - first_b + 1)  # a P that is not q itself is never seen
-        before = (its < mine) & (its >= mine - far)
-        after = (its > mine) & (its <= mine + far)
-        return (q == kv) | (kv_forward & before & ~q_backward) | (kv_backward & after & (q_backward | q_predicts))
-
+    first_p = 2 * n - 2
     return MaskSpec(
         name="butterfly",
         tokens=n,
-        form=form,
+        form=functools.partial(_form, n, n if window is None else window),
         inputs=(*map(token, range(n - 1)), *map(token, range(1, n)), *(neighbours(k, n) for k in range(n))),
         roles=("forward",) * (n - 1) + ("backward",) * (n - 1) + ("prediction",) * n,
         position_ids=torch.tensor([*range(n - 1), *range(1, n), *range(n)]),
         labels={first_p + k: k for k in range(n)},
-        family=lambda: cloze(n),
+        family=functools.partial(cloze, n),
         window=window,
     )
 
@@ -95,3 +86,14 @@ def cloze(n: int) -> Family:
             places=(*before, *(n - 2 + j for j in after), 2 * n - 2 + k),
         )
     return family
+
+
+def _form(n: int, far: int, q: Tensor, kv: Tensor) -> Tensor:
+    first_b, first_p = n - 1, 2 * n - 2
+    q_forward, q_backward, q_predicts = q < first_b, (q >= first_b) & (q < first_p), q >= first_p
+    kv_forward, kv_backward = kv < first_b, (kv >= first_b) & (kv < first_p)
+    mine = torch.where(q_forward, q, torch.where(q_backward, q - first_b + 1, q - first_p))
+    its = torch.where(kv_forward, kv, kv - first_b + 1)  # a P that is not q itself is never seen
+    before = (its < mine) & (its >= mine - far)
+    after = (its > mine) & (its <= mine + far)
+    return (q == kv) | (kv_forward & before & ~q_backward) | (kv_backward & after & (q_backward | q_predicts))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -45,7 +47,7 @@ def causal(n: int) -> MaskSpec:
         roles=("token",) * n,
         position_ids=torch.arange(n),
         labels={i: i + 1 for i in range(n - 1)},
-        family=lambda: autoregressive(n),
+        family=functools.partial(autoregressive, n),
     )
 
 

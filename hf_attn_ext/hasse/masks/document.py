@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -47,23 +48,18 @@ def document(lengths: Sequence[int], causal: bool = True) -> MaskSpec:
         raise AttnExtError(f"document: causal must be True or False, got {causal!r}")
     n = whole_number("document", "the sum of lengths", sum(lengths), least=1)
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-
-    def form(q: Tensor, kv: Tensor, owner: Tensor) -> Tensor:
-        same = owner[q] == owner[kv]
-        return same & (kv <= q) if causal else same
-
     ends = torch.tensor(lengths).cumsum(0).tolist()
     labels = {i: i + 1 for i in range(n) if i + 1 not in ends}
     return MaskSpec(
         name="document",
         tokens=n,
-        form=form,
+        form=functools.partial(_form, causal),
         inputs=tuple(map(token, range(n))),
         roles=("token",) * n,
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
         labels=labels if causal else {},
         tables=(owner,),
-        family=lambda: packed(lengths, causal),
+        family=functools.partial(packed, lengths, causal),
     )
 
 
@@ -78,3 +74,8 @@ def packed(lengths: Sequence[int], causal: bool) -> Family:
             family.add(map(token, places), labels, groups(chain(k) if causal else [k]), places)
         start += length
     return family
+
+
+def _form(causal: bool, q: Tensor, kv: Tensor, owner: Tensor) -> Tensor:
+    same = owner[q] == owner[kv]
+    return same & (kv <= q) if causal else same

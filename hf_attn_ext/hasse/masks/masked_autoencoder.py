@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import numbers
 from collections.abc import Sequence
 
 import torch
@@ -45,28 +47,24 @@ def masked_autoencoder(n: int, visible: Sequence[int] | int) -> MaskSpec:
     """
     name = "masked_autoencoder"
     n = whole_number(name, "n", n, least=1)
-    if isinstance(visible, int):
+    if isinstance(visible, numbers.Integral):
         visible = range(whole_number(name, "visible", visible, least=0, most=n))
     visible = whole_numbers(name, "visible", visible, least=0, most=n - 1)
     if len(set(visible)) < len(visible):
         raise AttnExtError(f"{name}: visible names a token twice: {visible}")
     seen = torch.zeros(n, dtype=torch.bool)
     seen[visible] = True
-
-    def form(q: Tensor, kv: Tensor, seen: Tensor) -> Tensor:
-        return seen[kv] | ~seen[q]
-
     shown = seen.tolist()
     return MaskSpec(
         name=name,
         tokens=n,
-        form=form,
+        form=_form,
         inputs=tuple(token(i) if shown[i] else mask_token(i) for i in range(n)),
         roles=tuple("visible" if shown[i] else "mask" for i in range(n)),
         position_ids=torch.arange(n),
         labels={i: i for i in range(n) if not shown[i]},
         tables=(seen,),
-        family=lambda: filling_in(n, visible),
+        family=functools.partial(filling_in, n, visible),
     )
 
 
@@ -81,3 +79,7 @@ def filling_in(n: int, visible: Sequence[int]) -> Family:
         places=(*visible, *hidden),
     )
     return family
+
+
+def _form(q: Tensor, kv: Tensor, seen: Tensor) -> Tensor:
+    return seen[kv] | ~seen[q]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -40,19 +42,15 @@ def prefix_lm(n: int, p: int) -> MaskSpec:
     """
     n = whole_number("prefix_lm", "n", n, least=1)
     p = whole_number("prefix_lm", "p", p, least=0, most=n)
-
-    def form(q: Tensor, kv: Tensor) -> Tensor:
-        return (kv <= q) | ((q < p) & (kv < p))
-
     return MaskSpec(
         name="prefix_lm",
         tokens=n,
-        form=form,
+        form=functools.partial(_form, p),
         inputs=tuple(map(token, range(n))),
         roles=("prefix",) * p + ("token",) * (n - p),
         position_ids=torch.arange(n),
         labels={i: i + 1 for i in range(max(p, 1) - 1, n - 1)},
-        family=lambda: continuations(n, p),
+        family=functools.partial(continuations, n, p),
     )
 
 
@@ -63,3 +61,7 @@ def continuations(n: int, p: int) -> Family:
         labels = {k - 1: k} if k < n else {}
         family.add(map(token, range(k)), labels, groups([p, *chain(k - p)]), places=range(k))
     return family
+
+
+def _form(p: int, q: Tensor, kv: Tensor) -> Tensor:
+    return (kv <= q) | ((q < p) & (kv < p))

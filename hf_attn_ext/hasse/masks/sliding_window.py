@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -40,18 +42,18 @@ def sliding_window(n: int, w: int) -> MaskSpec:
     """
     n = whole_number("sliding_window", "n", n, least=1)
     w = whole_number("sliding_window", "w", w, least=1, most=n)
-
-    def form(q: Tensor, kv: Tensor) -> Tensor:
-        return (kv <= q) & (kv > q - w)
-
     return MaskSpec(
         name="sliding_window",
         tokens=n,
-        form=form,
+        form=functools.partial(_form, w),
         inputs=tuple(map(token, range(n))),
         roles=("token",) * n,
         position_ids=torch.arange(n),
         labels={i: i + 1 for i in range(n - 1)},
-        family=(lambda: autoregressive(n)) if w > 1 else None,
+        family=functools.partial(autoregressive, n) if w > 1 else None,
         window=w - 1 if w > 1 else None,
     )
+
+
+def _form(w: int, q: Tensor, kv: Tensor) -> Tensor:
+    return (kv <= q) & (kv > q - w)

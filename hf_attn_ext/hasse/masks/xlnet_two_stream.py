@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -51,21 +52,16 @@ def xlnet_two_stream(perm: Sequence[int]) -> MaskSpec:
         raise AttnExtError(f"xlnet_two_stream: perm must have each of 0 to {max(n - 1, 0)} once, got {perm}")
     step = torch.empty(n, dtype=torch.int64)
     step[torch.tensor(perm)] = torch.arange(n)
-
-    def form(q: Tensor, kv: Tensor, step: Tensor) -> Tensor:
-        mine, its = step[q % n], step[kv % n]
-        return ((kv < n) & ((its < mine) | ((its == mine) & (q < n)))) | (q == kv)
-
     return MaskSpec(
         name="xlnet_two_stream",
         tokens=n,
-        form=form,
+        form=functools.partial(_form, n),
         inputs=(*map(token, range(n)), *map(mask_token, range(n))),
         roles=("content",) * n + ("query",) * n,
         position_ids=torch.arange(n).repeat(2),
         labels={n + i: i for i in range(n)},
         tables=(step,),
-        family=lambda: autoregressive_in_order(perm),
+        family=functools.partial(autoregressive_in_order, perm),
     )
 
 
@@ -82,3 +78,8 @@ def autoregressive_in_order(perm: Sequence[int]) -> Family:
             places=(*known, *(n + i for i in asked)),
         )
     return family
+
+
+def _form(n: int, q: Tensor, kv: Tensor, step: Tensor) -> Tensor:
+    mine, its = step[q % n], step[kv % n]
+    return ((kv < n) & ((its < mine) | ((its == mine) & (q < n)))) | (q == kv)
