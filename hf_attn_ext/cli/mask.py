@@ -153,7 +153,7 @@ def _report(spec: MaskSpec, layers: int | None, write: Callable[[MaskSpec], None
     write(spec)
     errors = [finding.message for finding in findings if finding.severity == "error"]
     if errors:
-        more = f" (and {len(errors) - 1} more errors, listed above)" if len(errors) > 1 else ""
+        more = " (and more errors, listed above)" if len(errors) > 1 else ""
         raise AttnExtError(f"{spec.title} fails its check: {errors[0]}{more}")
 
 

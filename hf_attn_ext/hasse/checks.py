@@ -77,7 +77,7 @@ def check(spec: MaskSpec, num_layers: int | None = None, raises: bool = False) -
     found.sort(key=lambda finding: order[finding.severity])
     errors = [finding for finding in found if finding.severity == "error"]
     if raises and errors:
-        more = f" (and {len(errors) - 1} more errors)" if len(errors) > 1 else ""
+        more = " (and more errors)" if len(errors) > 1 else ""
         raise AttnExtError(f"{spec.title} fails its check: {errors[0].message}{more}")
     return found
 
@@ -148,7 +148,9 @@ def _shortest_path(mask: torch.Tensor, start: int, goals: list[int]) -> list[int
 def _empty_rows(spec: MaskSpec) -> list[Finding]:
     empty = torch.cat([~rows.any(-1) for rows in spec.chunks()]).nonzero().flatten().tolist()
     found = [
-        Finding("empty_row", "error", f"empty row: position {p} ({spec.names[p]}) attends to nothing, not itself", p)
+        Finding(
+            "empty_row", "error", f"empty row: position {p} ({spec.names[p]}) attends to nothing, not even itself", p
+        )
         for p in empty[:_LISTED]
     ]
     return _and_more(found, len(empty))

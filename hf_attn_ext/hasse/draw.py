@@ -85,6 +85,13 @@ def draw(spec: MaskSpec, path: str | Path, what: str = "both") -> None:
 
 def figure(spec: MaskSpec, what: str = "both") -> Figure:
     """The picture of :func:`draw` as a matplotlib figure, for a notebook."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):  # a dollar in a token is no formula
+        return _figure(spec, what)
+
+
+def _figure(spec: MaskSpec, what: str) -> Figure:
     if what not in PARTS:
         raise AttnExtError(f"what must be one of {', '.join(PARTS)}, got {what!r}.{suggest(what, PARTS)}")
     from matplotlib.figure import Figure
@@ -168,15 +175,18 @@ def _draw_mask(axes: Axes, spec: MaskSpec, strength: np.ndarray) -> None:
         for start, _, _ in runs[1:]:
             axes.axhline(start - 0.5, color="#888888", linewidth=0.6)
             axes.axvline(start - 0.5, color="#888888", linewidth=0.6)
-    axes.set_xlabel("row attends to column" + (" (→ token to predict)" if size <= _NAMED and spec.labels else ""))
+    note = " (→ token to predict)" if size <= _NAMED and spec.labels else ""
+    note = f" (a cell: {step} x {step} positions; pale: some of them)" if step > 1 else note
+    axes.set_xlabel("row attends to column" + note)
     axes.xaxis.label.set_fontsize(_SMALL)
     axes.xaxis.set_label_position("bottom")
 
 
 def _strength(spec: MaskSpec, step: int) -> np.ndarray:
-    """How strongly a cell is coloured: 1 attends, 0.12 to 0.45 reached later, 0 never; shares where cells are tiles."""
+    """How strongly a cell is coloured: 1 attends, less if later, 0 never; of tiles, the share of pairs."""
     if step > 1:
-        return tile_shares(spec, step).numpy()
+        shares = tile_shares(spec, step).numpy()
+        return np.where(shares > 0, 0.25 + 0.75 * shares, 0)  # a lone pair must be seen
     mask = spec.dense()
     strength = mask.double().numpy()
     if len(spec) <= _GRADED:

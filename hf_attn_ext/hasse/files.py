@@ -143,10 +143,10 @@ def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
 
 
 def input_text(value: Any) -> str:
-    """A short text for an input or a label: ``("sat", 2)`` is ``sat@2``."""
+    """A short text for an input or a label: ``("sat", 2)`` is ``sat@2``; one line, never empty."""
     if isinstance(value, tuple):
-        return "@".join(map(input_text, value))
-    return str(value)
+        return "@".join(map(input_text, value)) or "()"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value)) or "''"
 
 
 def _existing(path: str | Path, suffixes: tuple[str, ...], what: str) -> Path:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .spec import MaskSpec
 
 _NAMED = 24  # positions up to which every column has its name
+_LISTED = 8  # classes below another that are written out
 _CELLS = 64  # rows and columns of text at most; beyond, a cell stands for several positions
 
 
@@ -68,7 +69,8 @@ def hasse_text(poset: Poset, names: tuple[str, ...]) -> str:
         lines.append(f"level {level}")
         for index in classes:
             lower = poset.lower_covers(index)
-            under = "  over " + " | ".join(titles[i] for i in lower) if lower else ""
+            under = "  over " + " | ".join(titles[i] for i in lower[:_LISTED]) if lower else ""
+            under += f" | ... ({len(lower)})" if len(lower) > _LISTED else ""
             lines.append(f"  {titles[index]:<{width}}{under}".rstrip())
     return "\n".join(lines)
 

@@ -153,6 +153,12 @@ def test_every_position_is_named_in_a_small_picture():
     assert len(figure(spec, "both").axes) == 2
 
 
+def test_dollars_are_no_formulas(tmp_path):
+    spec = MaskSpec.from_mask([[1, 0], [1, 1]], names=["$a_{", "b$"], name="$\\frac$")
+    draw(spec, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").stat().st_size > 1000
+
+
 def test_colours_of_unknown_roles_differ():
     roles = ["token", "red herring", "ghost"]
     assert len({colour_of(role, roles) for role in roles}) == 3
@@ -198,6 +204,13 @@ def test_text_of_a_diagram():
         "  x0,x1",
         "  w0,w1",
     ]
+
+
+def test_text_of_a_diagram_with_many_covers():
+    mask = torch.eye(21, dtype=torch.bool)
+    mask[20] = True
+    line = hasse_text(Poset.from_mask(mask), tuple(map(str, range(21)))).splitlines()[1]
+    assert line.split("over ")[1] == "0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | ... (20)"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import Task, masks, minimal_joint_task
-from hf_attn_ext.hasse.files import read_mask_file, read_tasks_file, spec_of_task, write_mask_file
+from hf_attn_ext.hasse.files import input_text, read_mask_file, read_tasks_file, spec_of_task, write_mask_file
 
 
 @pytest.mark.parametrize("name", masks.list_masks())
@@ -123,6 +123,14 @@ def test_tasks(tmp_path):
         assert spec.names == ("the@0", "cat@1", "sat@2") and spec.labels == {0: 1, 1: 2}
         assert spec.position_ids.tolist() == [0, 1, 2]
         assert not [f for f in spec.check() if f.severity == "error"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(("sat", 2), "sat@2"), ("a\nb", "a\\nb"), ("", "''"), ((), "()"), (3, "3"), (None, "None"), (("$x$", 0), "$x$@0")],
+)
+def test_texts_of_inputs(value, text):
+    assert input_text(value) == text
 
 
 def test_a_label_like_an_input_is_that_token():
