@@ -8,13 +8,14 @@
     accelerate launch -m hf_attn_ext.distill --config configs/distill/reviews.yaml
 
 Importing the package registers the attention function and the model types ``attn_ext_<base>`` with transformers, once.
-The parts: :mod:`.attention` (kernels and forms), :mod:`.integration` (transformers), :mod:`.training` (distillation),
-:mod:`.hub` (cards, uploads), :mod:`.cli` (the command ``hf-attn-ext``).
+The parts: :mod:`.hasse` (masks and the orders behind them), :mod:`.attention` (kernels and forms), :mod:`.integration`
+(transformers), :mod:`.training` (distillation), :mod:`.hub` (cards, uploads), :mod:`.cli` (``hf-attn-ext``).
 """
 
 from .attention import list_kernels, register_kernel
 from .config import AttnExtConfig
 from .errors import AttnExtError
+from .hasse.masks import list_masks
 from .hub.push import push_to_hub
 from .integration import (
     LinearCache,
@@ -41,6 +42,7 @@ __all__ = [
     "extend_positions",
     "is_converted",
     "list_kernels",
+    "list_masks",
     "peft_modules_to_save",
     "push_to_hub",
     "register_kernel",

@@ -1,4 +1,4 @@
-"""``hf-attn-ext list``: the kernels and model types that this installation knows."""
+"""``hf-attn-ext list``: the kernels, masks and model types that this installation knows."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ import typer
 
 from ..errors import AttnExtError, suggest
 
-TOPICS = ("kernels", "models")
+TOPICS = ("kernels", "masks", "models")
 
 
 def list_names(
-    topic: Annotated[str | None, typer.Argument(help="`kernels` or `models`; default: both.")] = None,
+    topic: Annotated[str | None, typer.Argument(help="`kernels`, `masks` or `models`; default: all.")] = None,
 ) -> None:
-    """List the kernels and the model types, one a line."""
+    """List the kernels, the masks and the model types, one a line."""
     if topic is not None and topic not in TOPICS:
-        raise AttnExtError(f"there is nothing to list under {topic!r}: kernels or models.{suggest(topic, TOPICS)}")
-    if topic != "models":
+        near = suggest(topic, TOPICS)
+        raise AttnExtError(f"there is nothing to list under {topic!r}: kernels, masks or models.{near}")
+    if topic in (None, "kernels"):
         from ..attention import list_kernels
 
         _print("kernels", list_kernels(), heading=topic is None)
-    if topic != "kernels":
+    if topic in (None, "masks"):
+        from ..hasse.masks import list_masks
+
+        _print("masks", list_masks(), heading=topic is None)
+    if topic in (None, "models"):
         from ..integration import supported_model_types
 
         _print("models", supported_model_types(), heading=topic is None)

@@ -14,14 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import AttnExtError
-from . import bench, card, convert, distill, doctor, evaluate, list_names, lm_eval, push
+from . import bench, card, convert, distill, doctor, evaluate, list_names, lm_eval, mask, push
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
 
 app = typer.Typer(
     name="hf-attn-ext",
-    help="Linear attention for Hugging Face models: convert, distil, evaluate, describe and upload.",
+    help="Linear attention and masks for Hugging Face models: convert, distil, evaluate, describe and upload.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -57,6 +57,12 @@ benches = typer.Typer(help="Measure speed and memory against softmax and perform
 _add("attention", bench.attention, benches)
 _add("decode", bench.decode, benches)
 app.add_typer(benches, name="bench")
+
+masks = typer.Typer(help="Masks: look at one, at the order behind it, derive one from tasks.", rich_markup_mode=None)
+_add("show", mask.show, masks)
+_add("analyze", mask.analyze, masks)
+_add("derive", mask.derive, masks)
+app.add_typer(masks, name="mask")
 
 # typer has carried its own copy of click since 0.25; the base class is found from a name that both have.
 _UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from examples import compare_kernels, hybrid_layers, peft_lora
+from examples import compare_kernels, hasse_pages, hybrid_layers, peft_lora
 
 
 def test_peft_lora(tiny_assets, tmp_path, capsys):
@@ -60,3 +60,15 @@ def test_compare_kernels_names_what_it_does_not_know(small_comparison, capsys, o
     with pytest.raises(SystemExit) as stop:
         small_comparison(option, value)
     assert stop.value.code == 2 and value in capsys.readouterr().err
+
+
+def test_hasse_pages(tmp_path, capsys):
+    assert hasse_pages.main(["--out", str(tmp_path / "docs"), "--tokens", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all(line.endswith("minimal, equal to the closed form") for line in lines)
+    assert not any("NOT" in line for line in lines)
+    names = {path.name for path in (tmp_path / "docs").iterdir()}
+    cases = ("causal", "block-two-stream", "butterfly")
+    assert names == {f"hasse-{c}{end}.png" for c in cases for end in ("", "-tasks")} | {"hasse-butterfly-window.png"}
+    assert hasse_pages.main(["--tokens", "1"]) == 2
+    assert "--tokens must be at least 2" in capsys.readouterr().err

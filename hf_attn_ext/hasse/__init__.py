@@ -1,0 +1,32 @@
+"""The ground floor: what a mask lets flow, the order behind it, and masks derived from families of tasks.
+
+Knows torch, numpy, scipy and networkx, and nothing of models.
+
+    information_flow(mask, num_layers)       which output sees which input after some layers
+    Poset.from_mask(mask)                    the order behind a mask, its diagram, its chains
+    minimal_joint_task([Task(...), ...])     the smallest task that holds a whole family
+    masks.butterfly(8)                       masks in closed form, with position ids, roles and labels
+"""
+
+from .bits import BitMatrix
+from .checks import Finding
+from .flow import convergence_depth, information_flow
+from .joint import JointTask, minimal_joint_task
+from .poset import Poset
+from .spec import MaskSpec
+from .task import Task
+
+from . import masks  # isort: skip  (the masks are made of all of the above)
+
+__all__ = [
+    "BitMatrix",
+    "Finding",
+    "JointTask",
+    "MaskSpec",
+    "Poset",
+    "Task",
+    "convergence_depth",
+    "information_flow",
+    "masks",
+    "minimal_joint_task",
+]

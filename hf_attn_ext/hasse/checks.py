@@ -1,0 +1,216 @@
+"""What a training run would trip over, found before it starts.
+
+Five things: a target that its own prediction can see, a row that sees nothing, rows that see later ones, more layers
+needed than there are, and how many labels a token of text gives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..errors import AttnExtError
+from .flow import convergence_depth, information_flow
+from .spec import MaskSpec, held_tokens
+
+_LISTED = 10  # findings of one kind that are written out; the last one counts the rest
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        kind: ``"target_leak"``, ``"empty_row"``, ``"cache"``, ``"depth"`` or ``"supervision"``.
+        severity: ``"error"`` (do not train with this), ``"warning"``, or ``"note"`` (a fact to know).
+        message: one line.
+        position: where, or None.
+        path: of a leak, the positions from the prediction to one that holds its target, each seeing the next.
+        value: of ``"depth"`` the layers needed, of ``"supervision"`` labels a token, of ``"cache"`` whether no row
+            sees a later one.
+    """
+
+    kind: str
+    severity: str
+    message: str
+    position: int | None = None
+    path: tuple[int, ...] = ()
+    value: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.message}"
+
+
+def check(spec: MaskSpec, num_layers: int | None = None, raises: bool = False) -> list[Finding]:
+    """Examine a mask with its labels.
+
+    - **Target leak**, an error: a label's token is held by a position whose information reaches the prediction, at
+      whatever depth; a warning where ``num_layers`` layers are too few for it.
+    - **Empty row**, an error: a position that attends to nothing, itself included, makes softmax divide 0 by 0.
+    - **Cache**, a note: whether some row sees a later one; if so, keys and values that were cached when the row was
+      computed cannot be right unless both were computed together.
+    - **Depth**, a note, or a warning where ``num_layers`` are fewer: layers until no further information arrives.
+    - **Supervision**, a note: labels a token.
+
+    Args:
+        spec: a mask with labels.
+        num_layers: layers of the model, or None.
+        raises: raise on the first error instead of listing it.
+
+    Returns:
+        Findings, errors first.
+
+    Raises:
+        AttnExtError: ``num_layers`` below 1; with ``raises``, the first error found.
+
+    Example:
+        >>> from hf_attn_ext.hasse import MaskSpec
+        >>> leaking = MaskSpec.from_mask([[1, 1], [1, 1]], labels={0: 1})
+        >>> print(check(leaking)[0])
+        error: target leak: position 0 (w0) must predict token 1, which reaches it in 1 layer: w0 <- w1
+    """
+    if num_layers is not None and num_layers < 1:
+        raise AttnExtError(f"num_layers must be at least 1, got {num_layers}")
+    found = [*_leaks(spec, num_layers), *_empty_rows(spec), *_depth(spec, num_layers), _cache(spec), _supervision(spec)]
+    order = {"error": 0, "warning": 1, "note": 2}
+    found.sort(key=lambda finding: order[finding.severity])
+    errors = [finding for finding in found if finding.severity == "error"]
+    if raises and errors:
+        more = " (and more errors)" if len(errors) > 1 else ""
+        raise AttnExtError(f"{spec.title} fails its check: {errors[0].message}{more}")
+    return found
+
+
+def steps(spec: MaskSpec) -> list[int]:
+    """Lengths of the smallest parts that can be computed one after the other with a cache.
+
+    Returns:
+        All 1 where no row sees a later one; ``[N]`` where the sequence must be computed at once.
+
+    Example:
+        >>> from hf_attn_ext.hasse import masks
+        >>> steps(masks.prefix_lm(4, 2))
+        [2, 1, 1]
+    """
+    lengths, start = [], 0
+    for position, last in enumerate(_last_seen(spec).cummax(0).values.tolist()):
+        if last <= position:
+            lengths.append(position + 1 - start)
+            start = position + 1
+    return lengths
+
+
+def _leaks(spec: MaskSpec, num_layers: int | None) -> list[Finding]:
+    holders: dict[int, list[int]] = {}
+    for position, entry in enumerate(spec.inputs):
+        for token in held_tokens(entry):
+            holders.setdefault(token, []).append(position)
+    if not any(token in holders for token in spec.labels.values()):
+        return []
+    flow = information_flow(spec)
+    leaking = [p for p, token in sorted(spec.labels.items()) if token in holders and flow[p, holders[token]].any()]
+    mask = spec.dense() if leaking else None
+    found = []
+    for position in leaking[:_LISTED]:
+        token = spec.labels[position]
+        path = _shortest_path(mask, position, holders[token])
+        layers = len(path) - 1
+        late = num_layers is not None and layers > num_layers
+        way = " <- ".join(spec.names[p] for p in path)
+        how = f"reaches it in {_layers(layers)}: {way}" if layers else "is its own input"
+        message = f"target leak: position {position} ({spec.names[position]}) must predict token {token}, which {how}"
+        message += f"; {_layers(num_layers)} are too few for that, one more may not be" if late else ""
+        found.append(Finding("target_leak", "warning" if late else "error", message, position, tuple(path)))
+    return _and_more(found, len(leaking))
+
+
+def _shortest_path(mask: torch.Tensor, start: int, goals: list[int]) -> list[int]:
+    """Positions from ``start`` to the nearest goal, each attending to the next; there is such a path."""
+    came_from = {start: start}
+    frontier = [start]
+    unseen = torch.ones(len(mask), dtype=torch.bool)
+    unseen[start] = False
+    while not any(goal in came_from for goal in goals):
+        following = []
+        for position in frontier:
+            for new in (mask[position] & unseen).nonzero().flatten().tolist():
+                unseen[new] = False
+                came_from[new] = position
+                following.append(new)
+        frontier = following
+    path = [next(goal for goal in goals if goal in came_from)]
+    while path[-1] != start:
+        path.append(came_from[path[-1]])
+    return path[::-1]
+
+
+def _empty_rows(spec: MaskSpec) -> list[Finding]:
+    empty = torch.cat([~rows.any(-1) for rows in spec.chunks()]).nonzero().flatten().tolist()
+    found = [
+        Finding(
+            "empty_row", "error", f"empty row: position {p} ({spec.names[p]}) attends to nothing, not even itself", p
+        )
+        for p in empty[:_LISTED]
+    ]
+    return _and_more(found, len(empty))
+
+
+def _depth(spec: MaskSpec, num_layers: int | None) -> list[Finding]:
+    depth = convergence_depth(spec)
+    message = f"depth: after {_layers(depth)} no further information arrives"
+    if num_layers is not None and num_layers < depth:
+        return [Finding("depth", "warning", f"{message}, but the model has {_layers(num_layers)}", value=depth)]
+    return [Finding("depth", "note", message, value=depth)]
+
+
+def _cache(spec: MaskSpec) -> Finding:
+    last = _last_seen(spec)
+    early = (last > torch.arange(len(spec))).nonzero().flatten().tolist()
+    if not early:
+        return Finding("cache", "note", "cache: safe, no row sees a later one", value=True)
+    first, later = early[0], int(last[early[0]])
+    lengths = steps(spec)
+    together = f"in parts of {_runs(lengths)}" if len(lengths) > 1 else "all at once"
+    message = (
+        f"cache: not safe position by position, {first} ({spec.names[first]}) sees the later {later} "
+        f"({spec.names[later]}); compute the sequence {together}"
+    )
+    return Finding("cache", "note", message, first, value=False)
+
+
+def _supervision(spec: MaskSpec) -> Finding:
+    labels, covered = len(spec.labels), len(set(spec.labels.values()))
+    density = labels / spec.tokens
+    counts = f"{labels} for {spec.tokens} tokens, {covered} of them targets"
+    message = f"supervision: {density:.2f} labels a token ({counts})"
+    return Finding("supervision", "note", message, value=density)
+
+
+def _last_seen(spec: MaskSpec) -> torch.Tensor:
+    """The last position that each row sees, int64 (N,); -1 where it sees none."""
+    numbers = torch.arange(1, len(spec) + 1, dtype=torch.int32)
+    return torch.cat([(rows * numbers).amax(-1) for rows in spec.chunks()]).long() - 1
+
+
+def _and_more(found: list[Finding], count: int) -> list[Finding]:
+    if count > len(found):
+        last = found[-1]
+        found[-1] = dataclasses.replace(last, message=f"{last.message} (and {count - len(found)} more positions)")
+    return found
+
+
+def _layers(count: int | None) -> str:
+    return f"{count} layer" + ("" if count == 1 else "s")
+
+
+def _runs(lengths: list[int]) -> str:
+    """``[4, 4, 1, 1]`` as ``"4 (2 times), 1 (2 times)"``, at most four runs."""
+    runs: list[list[int]] = []
+    for length in lengths:
+        if runs and runs[-1][0] == length:
+            runs[-1][1] += 1
+        else:
+            runs.append([length, 1])
+    words = [f"{length}" if times == 1 else f"{length} ({times} times)" for length, times in runs[:4]]
+    return ", ".join(words) + (", ..." if len(runs) > 4 else "")

@@ -1,0 +1,156 @@
+"""The two algorithms under every order: classes of mutually reachable positions, then down-sets and covers.
+
+Rows are Python integers: bit j of row i says that i sees j.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+
+from .bits import BitMatrix, bits_of
+from .products import boolean_product
+
+
+class Order(NamedTuple):
+    """What :func:`order_of` finds. Classes are numbered by a linear extension: what is below has the smaller number.
+
+    Attributes:
+        classes: positions of each class, rising.
+        down: a row of bits a class, itself and all below it.
+        starts, lower: the lower covers of class c are ``lower[starts[c] : starts[c + 1]]``, falling; both int32.
+    """
+
+    classes: list[tuple[int, ...]]
+    down: list[int]
+    starts: np.ndarray
+    lower: np.ndarray
+
+
+def order_of(mask: BitMatrix) -> Order:
+    """Return the order behind a mask (N, N).
+
+    Source: 2606.09951 for what is computed; how is ours.
+    """
+    rows = mask.with_diagonal(False)
+    integers = rows.integers()
+    if all(row.bit_length() <= position for position, row in enumerate(integers)):
+        classes = [(position,) for position in range(len(integers))]  # already numbered from below, and no cycle
+    else:
+        classes = strong_classes(integers)
+        integers = _between_classes(rows, classes)
+    return Order(classes, *closure_and_covers(integers))
+
+
+def strong_classes(rows: list[int]) -> list[tuple[int, ...]]:
+    """Return the classes of mutually reachable positions, each after all that it sees.
+
+    A walk that keeps the path of unfinished classes: what the last class sees is either new (the path grows), on the
+    path (the last two classes are one), or finished; with nothing of the first two kinds left, the class is finished.
+
+    Args:
+        rows: N integers, row i without bit i.
+    """
+    count = len(rows)
+    unseen = alive = (1 << count) - 1  # not walked to yet; not in a finished class
+    seen = bytearray(count)
+    classes = []
+    for root in range(count):
+        if seen[root]:
+            continue
+        seen[root] = 1
+        unseen ^= 1 << root
+        members, inside, sees = [[root]], [1 << root], [rows[root]]  # of the classes on the path, the last one last
+        while sees:
+            out = sees[-1] & alive
+            new = out & unseen
+            if new:
+                position = new.bit_length() - 1
+                bit = 1 << position
+                seen[position] = 1
+                unseen ^= bit
+                members.append([position])
+                inside.append(bit)
+                sees.append(rows[position])
+            elif out:
+                more, less = members.pop(), members.pop()
+                if len(more) < len(less):
+                    more, less = less, more
+                more += less
+                members.append(more)
+                bits = inside.pop()
+                inside[-1] |= bits
+                row = sees.pop() | sees.pop() | inside[-1]
+                sees.append(row ^ inside[-1])
+            else:
+                sees.pop()
+                alive ^= inside.pop()
+                classes.append(tuple(sorted(members.pop())))
+    return classes
+
+
+def closure_and_covers(rows: list[int], many: int = 16) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Return down-sets and lower covers, as :class:`Order` has them.
+
+    Candidates are taken from above: the highest neighbour that no neighbour before it has reached is a cover, and only
+    covers' down-sets are united. Most orders have a few covers a class, whatever the number of edges. From ``many`` a
+    class on average, the rest is done in blocks by matrix products, whose cost does not grow with the covers.
+
+    Args:
+        rows: C integers, row c with bits below c alone.
+        many: covers a class.
+    """
+    down: list[int] = []
+    starts, lower = array("i", [0]), array("i")
+    most = many * len(rows)
+    for number, left in enumerate(rows):
+        reached = 1 << number
+        while left:
+            cover = left.bit_length() - 1
+            below = down[cover]
+            reached |= below
+            left = (left | below) ^ below
+            lower.append(cover)
+        down.append(reached)
+        starts.append(len(lower))
+        if len(lower) > most:
+            _in_blocks(rows, down, starts, lower)
+            break
+    return down, np.array(starts, np.int32), np.array(lower, np.int32)
+
+
+def _in_blocks(rows: list[int], down: list[int], starts: array, lower: array, block: int = 1024) -> None:
+    """Finish what :func:`closure_and_covers` began.
+
+    What lies below any neighbour of a class is a product of two matrices as far as neighbours before the block go, and
+    found one by one among those inside it. A neighbour that lies there is no cover.
+    """
+    while len(down) < len(rows):
+        start = len(down)
+        stop = min(start + block, len(rows))
+        before = (1 << start) - 1
+        outside = BitMatrix.from_integers([row & before for row in rows[start:stop]], start)
+        below = BitMatrix.from_integers([row ^ (1 << number) for number, row in enumerate(down)], start)
+        for number, reached in enumerate(boolean_product(outside, below).integers(), start):
+            left = rows[number] >> start << start
+            while left:
+                neighbour = left.bit_length() - 1
+                reached |= down[neighbour] ^ (1 << neighbour)
+                left = (left ^ (1 << neighbour)) & ~reached
+            lower.frombytes(bits_of(rows[number] & ~reached)[::-1].astype(np.int32).tobytes())
+            starts.append(len(lower))
+            down.append(reached | rows[number] | 1 << number)
+
+
+def _between_classes(rows: BitMatrix, classes: list[tuple[int, ...]]) -> list[int]:
+    """Rows among classes: does any position of one see any position of the other."""
+    if len(classes) == 1:
+        return [0]
+    positions = np.array([position for members in classes for position in members])
+    starts = None
+    if len(classes) < len(positions):
+        starts = np.cumsum([0] + [len(members) for members in classes[:-1]])
+    columns = rows.united_rows(positions, starts).transposed()
+    return columns.united_rows(positions, starts).transposed().with_diagonal(False).integers()

@@ -1,0 +1,60 @@
+"""Bidirectional attention."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ..family import Family, groups
+from ..spec import MaskSpec, token
+from .registry import register_mask, whole_number
+
+
+@register_mask("bidirectional", example={"n": 8})
+def bidirectional(n: int) -> MaskSpec:
+    """Every token sees every token: always True.
+
+    Source: arXiv 1706.03762, the encoder; arXiv 1810.04805. Position ids 0 to n-1, role ``"token"``, no labels: any
+    token would see its own. (:func:`masked_autoencoder` has mask tokens, and labels for them.)
+
+    Derived from one task: the whole text, read at once.
+
+              w0 w1 w2
+        w0     #  #  #
+        w1     #  #  #
+        w2     #  #  #
+
+    Args:
+        n: tokens, at least 1.
+
+    Raises:
+        AttnExtError: n is no whole number of at least 1.
+
+    Example:
+        >>> bidirectional(2).dense().int().tolist()
+        [[1, 1], [1, 1]]
+    """
+    n = whole_number("bidirectional", "n", n, least=1)
+    return MaskSpec(
+        name="bidirectional",
+        tokens=n,
+        form=_form,
+        inputs=tuple(map(token, range(n))),
+        roles=("token",) * n,
+        position_ids=torch.arange(n),
+        labels={},
+        family=functools.partial(reading, n),
+    )
+
+
+def reading(n: int) -> Family:
+    """One task: n tokens that see each other."""
+    family = Family()
+    family.add(map(token, range(n)), {}, groups([n]), places=range(n))
+    return family
+
+
+def _form(q: Tensor, kv: Tensor) -> Tensor:
+    return (q >= 0) & (kv >= 0)

@@ -1,0 +1,88 @@
+"""Block diffusion's training mask."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ..family import Family, groups
+from ..spec import MaskSpec, noisy_token, token
+from .registry import register_mask, whole_number
+
+
+@register_mask("block_diffusion", example={"n": 8, "b": 4})
+def block_diffusion(n: int, b: int) -> MaskSpec:
+    """A noisy copy of the text, then the clean one, in blocks of b: 2n positions.
+
+    A noisy token sees its own noisy block and the clean blocks before it; a clean token sees its own clean block and
+    those before it. With ``t`` the token of a position and ``t // b`` its block:
+
+        noisy q, noisy kv:  t(q) // b == t(kv) // b        (block diagonal)
+        noisy q, clean kv:  t(q) // b >  t(kv) // b        (offset block causal)
+        clean q, clean kv:  t(q) // b >= t(kv) // b        (block causal)
+        clean q, noisy kv:  never
+
+    Source: arXiv 2503.09573. Position ids 0 to n-1 twice; roles ``"noisy"`` and ``"clean"``; a noisy position is
+    labelled with its own token, which counts only where the noise has masked it. The last block may be short.
+
+    Derived from its inference: for every block, the clean blocks before it, and the noisy block to be cleaned.
+
+              x0 x1 x2 x3 w0 w1 w2 w3
+        x0     #  #  .  .  .  .  .  .
+        x1     #  #  .  .  .  .  .  .
+        x2     .  .  #  #  #  #  .  .
+        x3     .  .  #  #  #  #  .  .
+        w0     .  .  .  .  #  #  .  .
+        w1     .  .  .  .  #  #  .  .
+        w2     .  .  .  .  #  #  #  #
+        w3     .  .  .  .  #  #  #  #       b = 2
+
+    Args:
+        n: tokens, at least 1.
+        b: tokens of a block, from 1 to n.
+
+    Raises:
+        AttnExtError: n or b is no whole number in its range.
+
+    Example:
+        >>> block_diffusion(2, 1).dense().int().tolist()
+        [[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    """
+    n = whole_number("block_diffusion", "n", n, least=1)
+    b = whole_number("block_diffusion", "b", b, least=1, most=n)
+    return MaskSpec(
+        name="block_diffusion",
+        tokens=n,
+        form=functools.partial(_form, n, b),
+        inputs=(*map(noisy_token, range(n)), *map(token, range(n))),
+        roles=("noisy",) * n + ("clean",) * n,
+        position_ids=torch.arange(n).repeat(2),
+        labels={i: i for i in range(n)},
+        family=functools.partial(denoising, n, b),
+    )
+
+
+def denoising(n: int, b: int) -> Family:
+    """For every block: the clean blocks before it, each seen whole, and the noisy block, which predicts itself.
+
+    The last task is the whole clean text, the context of whatever would follow.
+    """
+    family = Family()
+    for start in (*range(0, n, b), n):
+        stop = min(start + b, n)
+        sizes = [min(b, start - s) for s in range(0, start, b)]
+        family.add(
+            (*map(token, range(start)), *map(noisy_token, range(start, stop))),
+            {i: i for i in range(start, stop)},
+            groups([*sizes, stop - start]),
+            places=(*range(n, n + start), *range(start, stop)),
+        )
+    return family
+
+
+def _form(n: int, b: int, q: Tensor, kv: Tensor) -> Tensor:
+    noisy, shown = q < n, kv < n
+    mine, its = q % n // b, kv % n // b
+    return (noisy & shown & (mine == its)) | (noisy & ~shown & (mine > its)) | (~noisy & ~shown & (mine >= its))

@@ -1,0 +1,99 @@
+"""Butterfly attention: every token predicted from all the others, none sees itself."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ..family import Family, chain, groups
+from ..spec import MaskSpec, neighbours, token
+from .registry import register_mask, whole_number
+
+
+@register_mask("butterfly", example={"n": 5})
+def butterfly(n: int, window: int | None = None) -> MaskSpec:
+    """A forward chain, a backward chain, and n predictions between them: 3n-2 positions.
+
+    Counting tokens from 0, in this order:
+
+        F_i, i = 0 .. n-2:  token i,                      sees F_0 .. F_i
+        B_j, j = 1 .. n-1:  token j,                      sees B_j .. B_(n-1)
+        P_k, k = 0 .. n-1:  mean of tokens k-1 and k+1,   sees itself, F_0 .. F_(k-1), B_(k+1) .. B_(n-1)
+
+    Nobody sees a P, and F and B never see each other: otherwise P_k would reach token k through a second layer. With
+    ``window`` c, only the c nearest of each chain are seen besides the position itself; the Hasse diagram stays, and
+    ``ceil((n-1) / c)`` layers bring everything to everyone.
+
+    Source: arXiv 2606.09951, third case study; the layout is our reading of a summary of it. Prior art: the
+    cloze-driven two-tower model, arXiv 1903.07785. Position ids: the token's own, also for P_k; roles ``"forward"``,
+    ``"backward"``, ``"prediction"``; P_k is labelled with token k, so n tokens give n labels.
+
+    Derived from the cloze family: for every k, the tokens before k read forward, those after it read backward, and a
+    prediction above both, whose input is the mean of its neighbours.
+
+              F0 F1 B1 B2 P0 P1 P2
+        F0     #  .  .  .  .  .  .
+        F1     #  #  .  .  .  .  .
+        B1     .  .  #  #  .  .  .
+        B2     .  .  .  #  .  .  .
+        P0     .  .  #  #  #  .  .
+        P1     #  .  .  #  .  #  .
+        P2     #  #  .  .  .  .  #
+
+    Args:
+        n: tokens, at least 1 (a single token is predicted from nothing).
+        window: None, or neighbours seen on each side, at least 1.
+
+    Raises:
+        AttnExtError: n or window is no whole number of at least 1.
+
+    Example:
+        >>> butterfly(2).dense().int().tolist()
+        [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
+    """
+    n = whole_number("butterfly", "n", n, least=1)
+    if window is not None:
+        window = whole_number("butterfly", "window", window, least=1)
+    first_p = 2 * n - 2
+    return MaskSpec(
+        name="butterfly",
+        tokens=n,
+        form=functools.partial(_form, n, n if window is None else window),
+        inputs=(*map(token, range(n - 1)), *map(token, range(1, n)), *(neighbours(k, n) for k in range(n))),
+        roles=("forward",) * (n - 1) + ("backward",) * (n - 1) + ("prediction",) * n,
+        position_ids=torch.tensor([*range(n - 1), *range(1, n), *range(n)]),
+        labels={first_p + k: k for k in range(n)},
+        family=functools.partial(cloze, n),
+        window=window,
+    )
+
+
+def cloze(n: int) -> Family:
+    """For every k: a chain of the tokens before k, one of the tokens after it from the end, and a prediction above."""
+    family = Family()
+    for k in range(n):
+        before, after = range(k), range(n - 1, k, -1)
+        mask = torch.ones(n, n, dtype=torch.bool)  # the last row, the prediction, sees all
+        mask[: n - 1] = False
+        mask[:k, :k] = groups(chain(k))
+        mask[k : n - 1, k : n - 1] = groups(chain(n - 1 - k))
+        family.add(
+            (*map(token, before), *map(token, after), neighbours(k, n)),
+            {n - 1: k},
+            mask,
+            places=(*before, *(n - 2 + j for j in after), 2 * n - 2 + k),
+        )
+    return family
+
+
+def _form(n: int, far: int, q: Tensor, kv: Tensor) -> Tensor:
+    first_b, first_p = n - 1, 2 * n - 2
+    q_forward, q_backward, q_predicts = q < first_b, (q >= first_b) & (q < first_p), q >= first_p
+    kv_forward, kv_backward = kv < first_b, (kv >= first_b) & (kv < first_p)
+    mine = torch.where(q_forward, q, torch.where(q_backward, q - first_b + 1, q - first_p))
+    its = torch.where(kv_forward, kv, kv - first_b + 1)  # a P that is not q itself is never seen
+    before = (its < mine) & (its >= mine - far)
+    after = (its > mine) & (its <= mine + far)
+    return (q == kv) | (kv_forward & before & ~q_backward) | (kv_backward & after & (q_backward | q_predicts))

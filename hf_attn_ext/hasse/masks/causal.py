@@ -1,0 +1,64 @@
+"""Causal attention."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ..family import Family, chain, groups
+from ..spec import MaskSpec, token
+from .registry import register_mask, whole_number
+
+
+@register_mask("causal", example={"n": 8})
+def causal(n: int) -> MaskSpec:
+    """Every token sees itself and the tokens before it: ``q`` sees ``kv`` where ``kv <= q``.
+
+    Source: arXiv 1706.03762, the decoder. Position ids 0 to n-1, role ``"token"``, position i is labelled with token
+    i+1; the last has no label, as the text ends there.
+
+    Derived from the autoregressive family: for every k, tokens 0 to k-1 are known, each sees those before it, and the
+    last predicts token k (arXiv 2606.09951, first case study).
+
+              w0 w1 w2 w3
+        w0     #  .  .  .
+        w1     #  #  .  .
+        w2     #  #  #  .
+        w3     #  #  #  #
+
+    Args:
+        n: tokens, at least 1.
+
+    Raises:
+        AttnExtError: n is no whole number of at least 1.
+
+    Example:
+        >>> causal(3).dense().int().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+    n = whole_number("causal", "n", n, least=1)
+    return MaskSpec(
+        name="causal",
+        tokens=n,
+        form=_form,
+        inputs=tuple(map(token, range(n))),
+        roles=("token",) * n,
+        position_ids=torch.arange(n),
+        labels={i: i + 1 for i in range(n - 1)},
+        family=functools.partial(autoregressive, n),
+    )
+
+
+def autoregressive(n: int) -> Family:
+    """For k = 1 to n: k tokens, each sees those before it, the last predicts the next token where there is one."""
+    family = Family()
+    for k in range(1, n + 1):
+        labels = {k - 1: k} if k < n else {}
+        family.add(map(token, range(k)), labels, groups(chain(k)), places=range(k))
+    return family
+
+
+def _form(q: Tensor, kv: Tensor) -> Tensor:
+    return kv <= q

@@ -1,0 +1,67 @@
+"""Prefix language modelling."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ..family import Family, chain, groups
+from ..spec import MaskSpec, token
+from .registry import register_mask, whole_number
+
+
+@register_mask("prefix_lm", example={"n": 8, "p": 3})
+def prefix_lm(n: int, p: int) -> MaskSpec:
+    """The first p tokens see each other, the others see the tokens before them: ``kv <= q`` or ``kv < p``.
+
+    Source: arXiv 1910.10683, section 3.2.1; arXiv 1905.03197. Position ids 0 to n-1; roles ``"prefix"`` (p times)
+    and ``"token"``; position i is labelled with token i+1 from the last of the prefix on. ``p = 0`` and ``p = 1`` are
+    the causal mask.
+
+    Derived from the continuations of one prefix: for every k from p on, k tokens are known and the last predicts
+    token k. (The prefix is read before: it sees nothing of what follows.)
+
+              w0 w1 w2 w3
+        w0     #  #  .  .
+        w1     #  #  .  .
+        w2     #  #  #  .
+        w3     #  #  #  #       p = 2
+
+    Args:
+        n: tokens, at least 1.
+        p: tokens of the prefix, from 0 to n.
+
+    Raises:
+        AttnExtError: n or p is no whole number in its range.
+
+    Example:
+        >>> prefix_lm(3, 2).dense().int().tolist()
+        [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
+    """
+    n = whole_number("prefix_lm", "n", n, least=1)
+    p = whole_number("prefix_lm", "p", p, least=0, most=n)
+    return MaskSpec(
+        name="prefix_lm",
+        tokens=n,
+        form=functools.partial(_form, p),
+        inputs=tuple(map(token, range(n))),
+        roles=("prefix",) * p + ("token",) * (n - p),
+        position_ids=torch.arange(n),
+        labels={i: i + 1 for i in range(max(p, 1) - 1, n - 1)},
+        family=functools.partial(continuations, n, p),
+    )
+
+
+def continuations(n: int, p: int) -> Family:
+    """For k = p to n: k tokens, the first p in one class, each other sees those before it, the last predicts."""
+    family = Family()
+    for k in range(max(p, 1), n + 1):
+        labels = {k - 1: k} if k < n else {}
+        family.add(map(token, range(k)), labels, groups([p, *chain(k - p)]), places=range(k))
+    return family
+
+
+def _form(p: int, q: Tensor, kv: Tensor) -> Tensor:
+    return (kv <= q) | ((q < p) & (kv < p))

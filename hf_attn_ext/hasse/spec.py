@@ -1,0 +1,311 @@
+"""A mask together with what a model needs to train with it: closed form, position ids, roles, labels, inputs.
+
+Inputs say what stands at a position, as tuples ``(kind, token, *tokens it is made of)``, tokens counted from 0:
+
+    ("token", 3)        the embedding of token 3
+    ("mask", 3)         the mask token, with the position id of token 3
+    ("noisy", 3)        token 3 or the mask token, by chance; only where it is masked does its label count
+    ("mean", 3, 2, 4)   the mean of the embeddings of tokens 2 and 4, with the position id of token 3
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import AttnExtError
+from .bits import BitMatrix
+from .reading import read_mask
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from .checks import Finding
+    from .family import Family
+
+Form = Callable[..., Tensor]
+
+_CHUNK = 1 << 24
+
+# The letter that stands for a role in names of positions such as "F3".
+LETTERS = {
+    "token": "w",
+    "prefix": "w",
+    "clean": "w",
+    "visible": "w",
+    "content": "h",
+    "query": "g",
+    "mask": "m",
+    "noisy": "x",
+    "forward": "F",
+    "backward": "B",
+    "prediction": "P",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class MaskSpec:
+    """A mask over ``N`` positions; ``True`` means "may attend". The functions of :mod:`.masks` make them.
+
+    Attributes:
+        name: the mask's name in :func:`list_masks`.
+        tokens: how many tokens of text the positions are about.
+        form: the closed form, ``form(q, kv, *tables)``: whether position ``q`` may attend to ``kv``. Integer tensors
+            of shapes that broadcast in, a bool tensor out.
+        inputs: one tuple a position, as at the top of this file.
+        roles: one word a position, such as ``"clean"`` or ``"mask"``.
+        position_ids: int64 ``(N,)``; a mask token has that of the token it predicts.
+        labels: ``{position: index of the token that it must predict}``.
+        tables: tensors that the closed form looks things up in, of length ``N`` at most.
+        names: short names of the positions, such as ``"F3"``.
+        options: the arguments that made the mask.
+        family: makes the family of tasks that the mask is derived from, or None.
+        window: the mask is the dense one cut to pairs at most so many covers apart; None: not cut.
+
+    Example:
+        >>> from hf_attn_ext.hasse import masks
+        >>> spec = masks.causal(3)
+        >>> spec.dense().int().tolist(), spec.labels
+        ([[1, 0, 0], [1, 1, 0], [1, 1, 1]], {0: 1, 1: 2})
+    """
+
+    name: str
+    tokens: int
+    form: Form
+    inputs: tuple[Hashable, ...]
+    roles: tuple[str, ...]
+    position_ids: Tensor
+    labels: Mapping[int, int]
+    tables: tuple[Tensor, ...] = ()
+    names: tuple[str, ...] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    family: Callable[[], Family] | None = None
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        size = len(self.inputs)
+        if not self.names:
+            object.__setattr__(self, "names", tuple(map(_position_name, range(size), self.roles, self.inputs)))
+        for field in ("roles", "position_ids", "names"):
+            if len(getattr(self, field)) != size:
+                raise AttnExtError(f"{self.name}: {len(getattr(self, field))} {field} for {size} positions")
+        for position, label in self.labels.items():
+            if not 0 <= position < size:
+                raise AttnExtError(f"{self.name}: a label is at position {position}; the positions are 0 to {size - 1}")
+            if not 0 <= label < self.tokens:
+                raise AttnExtError(f"{self.name}: the label at {position} is token {label} of {self.tokens} tokens")
+
+    @classmethod
+    def from_mask(
+        cls,
+        mask: Any,
+        labels: Mapping[int, int] | None = None,
+        inputs: Sequence[Hashable] | None = None,
+        roles: Sequence[str] | None = None,
+        position_ids: Any = None,
+        tokens: int | None = None,
+        name: str = "mask",
+        names: Sequence[str] = (),
+    ) -> MaskSpec:
+        """A spec from a mask of your own.
+
+        Args:
+            mask: bool ``(N, N)``, True = may attend; a tensor, an array or nested lists.
+            labels: ``{position: token}``; default: none.
+            inputs: default: ``("token", i)`` at position i.
+            roles: default: the kind of the input where it is a tuple of this file, else ``"token"``.
+            position_ids: ``(N,)``; default: the token of the input where it is such a tuple, else i.
+            tokens: default: one more than the largest token that an input or a label names.
+            name, names: see the class.
+
+        Raises:
+            AttnExtError: not a square Boolean matrix, a length that does not fit, a label where no position is.
+        """
+        matrix = torch.as_tensor(read_mask(mask, name).dense(), dtype=torch.bool)
+        size = len(matrix)
+        inputs = tuple(("token", i) for i in range(size)) if inputs is None else tuple(inputs)
+        if len(inputs) != size:
+            raise AttnExtError(f"{name}: {len(inputs)} inputs for {size} positions")
+        known = [is_input(entry) for entry in inputs]
+        if position_ids is None:
+            position_ids = [entry[1] if ours else i for i, (entry, ours) in enumerate(zip(inputs, known, strict=True))]
+        if roles is None:
+            roles = [entry[0] if ours else "token" for entry, ours in zip(inputs, known, strict=True)]
+        labels = dict(labels or {})
+        if tokens is None:
+            tokens = 1 + max([*labels.values(), *(t for entry in inputs for t in held_tokens(entry)), size - 1])
+        return cls(
+            name=name,
+            tokens=tokens,
+            form=_look_up,
+            inputs=inputs,
+            roles=tuple(roles),
+            position_ids=torch.as_tensor(position_ids, dtype=torch.int64),
+            labels=labels,
+            tables=(matrix,),
+            names=tuple(names),
+        )
+
+    def __len__(self) -> int:
+        """The number ``N`` of positions."""
+        return len(self.inputs)
+
+    def __repr__(self) -> str:
+        return f"<MaskSpec {self.title}: {len(self)} positions, {self.tokens} tokens, {len(self.labels)} labels>"
+
+    @property
+    def title(self) -> str:
+        """The call that makes the mask, such as ``"prefix_lm(n=8, p=3)"``."""
+        words = ", ".join(f"{key}={value!r}" for key, value in self.options.items() if value is not None)
+        return f"{self.name}({words})" if words else self.name
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows ``start`` to ``stop`` of the mask, bool ``(stop - start, N)``; memory for these rows only.
+
+        Raises:
+            AttnExtError: not ``0 <= start <= stop <= N``.
+        """
+        size = len(self)
+        stop = size if stop is None else stop
+        if not 0 <= start <= stop <= size:
+            raise AttnExtError(f"{self.name}: rows {start} to {stop} of {size} positions do not exist")
+        q, kv = torch.arange(start, stop)[:, None], torch.arange(size)[None, :]
+        return self.form(q, kv, *self.tables).expand(stop - start, size)
+
+    def dense(self) -> Tensor:
+        """The whole mask, bool ``(N, N)``: row i, column j is True where position i may attend to position j."""
+        return self.rows().contiguous()
+
+    def bits(self) -> BitMatrix:
+        """The whole mask in bit rows, an eighth of the memory; what the functions of this floor read."""
+        words = [BitMatrix.from_dense(part.numpy()).words for part in self.chunks()]
+        return BitMatrix(np.concatenate(words), len(self))
+
+    def chunks(self) -> Iterator[Tensor]:
+        """All rows, in parts of about 16 MiB, bool ``(part, N)``."""
+        step = max(1, _CHUNK // len(self))
+        for start in range(0, len(self), step):
+            yield self.rows(start, min(start + step, len(self)))
+
+    @property
+    def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The closed form as flex_attention wants it: ``mask_mod(batch, head, q, kv)``, tables on the CPU."""
+        return self.mask_mod_on("cpu")
+
+    def mask_mod_on(self, device: torch.device | str) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """:attr:`mask_mod` with its tables on ``device``."""
+        form, tables = self.form, tuple(table.to(device) for table in self.tables)
+
+        def mask_mod(batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            return form(q, kv, *tables)
+
+        return mask_mod
+
+    def to_block_mask(self, device: torch.device | str = "cpu", block_size: int = 128) -> BlockMask:
+        """The mask for ``torch.nn.attention.flex_attention``, one for every batch row and head.
+
+        Made from the closed form, ``block_size`` rows at a time: no ``N x N`` matrix is held.
+
+        Args:
+            device: where the attention is computed.
+            block_size: rows and columns of a tile.
+
+        Raises:
+            AttnExtError: a block size below 1.
+
+        Example:
+            >>> from hf_attn_ext.hasse import masks
+            >>> masks.causal(256).to_block_mask().sparsity()
+            25.0
+        """
+        from torch.nn.attention.flex_attention import BlockMask
+
+        if block_size < 1:
+            raise AttnExtError(f"block_size must be at least 1, got {block_size}")
+        size = len(self)
+        tiles = -(-size // block_size)
+        counts = torch.zeros(tiles, tiles, dtype=torch.int64)
+        for tile in range(tiles):
+            rows = self.rows(tile * block_size, min((tile + 1) * block_size, size))
+            rows = torch.nn.functional.pad(rows, (0, tiles * block_size - size))
+            counts[tile] = rows.view(-1, tiles, block_size).sum((0, 2))
+        full = counts == block_size * block_size
+        partial = (counts > 0) & ~full
+        return BlockMask.from_kv_blocks(
+            *_ordered(partial, device),
+            *_ordered(full, device),
+            BLOCK_SIZE=block_size,
+            mask_mod=self.mask_mod_on(device),
+            seq_lengths=(size, size),
+        )
+
+    def check(self, num_layers: int | None = None, raises: bool = False) -> list[Finding]:
+        """What a training run would trip over; see :func:`.checks.check`."""
+        from .checks import check
+
+        return check(self, num_layers=num_layers, raises=raises)
+
+    def text(self) -> str:
+        """The mask as text for a terminal; see :func:`.text.mask_text`."""
+        from .text import mask_text
+
+        return mask_text(self)
+
+
+def token(index: int) -> tuple:
+    """The input "embedding of token ``index``"."""
+    return ("token", index)
+
+
+def mask_token(index: int) -> tuple:
+    """The input "mask token in the place of token ``index``"."""
+    return ("mask", index)
+
+
+def noisy_token(index: int) -> tuple:
+    """The input "token ``index`` or the mask token, by chance"."""
+    return ("noisy", index)
+
+
+def neighbours(index: int, tokens: int) -> tuple:
+    """The input "mean of the embeddings beside token ``index``", one at the ends of the text."""
+    return ("mean", index, *(i for i in (index - 1, index + 1) if 0 <= i < tokens))
+
+
+def held_tokens(entry: Hashable) -> tuple[int, ...]:
+    """The tokens whose embeddings an input contains.
+
+    Example:
+        >>> held_tokens(("mean", 3, 2, 4)), held_tokens(("mask", 3))
+        ((2, 4), ())
+    """
+    if not is_input(entry):
+        return ()
+    return entry[2:] if entry[0] == "mean" else entry[1:] if entry[0] == "token" else ()
+
+
+def is_input(entry: Hashable) -> bool:
+    """Whether this is an input as the top of this file writes them."""
+    if not isinstance(entry, tuple) or len(entry) < 2 or entry[0] not in ("token", "mask", "noisy", "mean"):
+        return False
+    return all(isinstance(part, int) and part >= 0 for part in entry[1:])
+
+
+def _position_name(position: int, role: str, entry: Hashable) -> str:
+    index = entry[1] if is_input(entry) else position
+    return f"{LETTERS.get(role, '')}{index}"
+
+
+def _look_up(q: Tensor, kv: Tensor, matrix: Tensor) -> Tensor:
+    return matrix[q, kv]
+
+
+def _ordered(tiles: Tensor, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Numbers and indices of the tiles of each row that are set, in flex_attention's layout."""
+    indices = torch.argsort(tiles.int(), dim=-1, descending=True, stable=True)
+    return tiles.sum(-1).int()[None, None].to(device), indices.int()[None, None].contiguous().to(device)

@@ -1,0 +1,170 @@
+"""Masks and tasks in files: what is written is read back, and every mistake has one line."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse import Task, masks, minimal_joint_task
+from hf_attn_ext.hasse.files import input_text, read_mask_file, read_tasks_file, spec_of_task, write_mask_file
+
+
+@pytest.mark.parametrize("name", masks.list_masks())
+@pytest.mark.parametrize("suffix", [".npy", ".pt", ".json", ".csv"])
+def test_round_trip(tmp_path, name, suffix):
+    entry = masks.mask_entry(name)
+    spec = entry.make(**entry.example)
+    path = tmp_path / f"mask{suffix}"
+    write_mask_file(spec, path)
+    read = read_mask_file(path)
+    assert torch.equal(read.dense(), spec.dense())
+    if suffix in (".pt", ".json"):
+        assert read.inputs == spec.inputs and read.labels == dict(spec.labels) and read.roles == spec.roles
+        assert read.names == spec.names and read.tokens == spec.tokens and read.name == spec.title
+        assert torch.equal(read.position_ids, spec.position_ids)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def write(path, content):
+    if path.suffix == ".npy":
+        np.save(path, content, allow_pickle=True)
+    elif path.suffix == ".pt":
+        torch.save(content, path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.npy", np.ones((2, 3)), "must be square"),
+        ("a.npy", np.ones((0, 0)), "is empty"),
+        ("a.npy", np.array([[1, np.nan], [0, 1]]), "NaN"),
+        ("a.npy", np.array([[1, -np.inf], [0, 1]]), "Boolean-like"),
+        ("a.npy", np.array([[{}]], dtype=object), "without pickle"),
+        ("b.pt", torch.ones(2, 3), "must be square"),
+        ("b.pt", torch.tensor([[1, 2], [0, 1]]), "Boolean-like"),
+        ("b.pt", {"labels": {}}, "needs the field 'mask'"),
+        ("b.pt", {"mask": torch.eye(2), "lables": {}}, "unknown field 'lables'. Did you mean 'labels'?"),
+        ("b.pt", {"mask": torch.eye(2), "position_ids": torch.tensor([0])}, "1 position_ids for 2 positions"),
+        ("c.json", "{", "is no JSON"),
+        ("c.json", "[]", "is empty"),
+        ("c.json", "[[1, 0], [1]]", "different lengths"),
+        ("c.json", "[[1, NaN], [1, 1]]", "NaN"),
+        ("c.json", '{"mask": [[1]], "mask": [[0]]}', "'mask' is there twice"),
+        ("c.json", {"mask": [[1]], "labels": {"1": 0}}, "a label is at position 1; the positions are 0 to 0"),
+        ("c.json", {"mask": [[1]], "labels": {"a": 0}}, "labels go by position, a whole number, got 'a'"),
+        ("c.json", {"mask": [[1]], "labels": {"0": 1, "00": 1}}, "position 0 has two labels"),
+        ("c.json", {"mask": [[1]], "labels": {"0": "b"}}, "must be a token's number: 'b'"),
+        ("c.json", {"mask": [[1]], "labels": [0]}, "labels must map positions to labels"),
+        ("c.json", {"mask": [[1]], "roles": [1]}, "roles must be texts"),
+        ("c.json", {"mask": [[1]], "position_ids": ["a"]}, "position_ids must be whole numbers"),
+        ("c.json", {"mask": [[1]], "inputs": 3}, "inputs must be a list"),
+        ("c.json", {"mask": [[1]], "name": 3}, "name must be a text"),
+        ("d.csv", "", "is empty"),
+        ("d.csv", "1,0\n1\n", "row 1 has 1 cells, row 0 has 2"),
+        ("d.csv", "1,0\n1,x\n", "row 1, column 1 is 'x'"),
+        ("d.csv", "1,nan\n1,1\n", "NaN"),
+        ("d.csv", b"\xff\xfe", "is no CSV"),
+        ("e.txt", "1", "ending in .npy, .pt, .json, .csv, got 'e.txt'"),
+    ],
+)
+def test_bad_masks(tmp_path, name, content, said):
+    path = write(tmp_path / name, content)
+    with pytest.raises(AttnExtError, match=said) as caught:
+        read_mask_file(path)
+    assert name in str(caught.value)
+
+
+def test_files_that_are_not_there_or_not_what_they_say(tmp_path):
+    with pytest.raises(AttnExtError, match="there is no file"):
+        read_mask_file(tmp_path / "a.npy")
+    for name in ("a.npy", "a.pt"):
+        (tmp_path / name).write_bytes(b"nonsense")
+        with pytest.raises(AttnExtError, match=f"{name} is no"):
+            read_mask_file(tmp_path / name)
+    for name, said in (("a.txt", "ending in"), ("none/a.npy", "does not exist")):
+        with pytest.raises(AttnExtError, match=said):
+            write_mask_file(masks.causal(2), tmp_path / name)
+
+
+def test_a_pickle_is_not_executed(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    torch.save({"mask": Trap()}, tmp_path / "trap.pt")
+    with pytest.raises(AttnExtError, match="tensors and plain values alone"):
+        read_mask_file(tmp_path / "trap.pt")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_words_of_truth_and_given_labels(tmp_path):
+    (tmp_path / "a.csv").write_text("True, false\n\n1,1.0\n")
+    spec = read_mask_file(tmp_path / "a.csv", labels={0: 1})
+    assert torch.equal(spec.dense(), masks.causal(2).dense()) and spec.labels == {0: 1}
+
+
+def test_tasks(tmp_path):
+    family = [
+        {"inputs": [["the", 0]], "labels": {"0": ["cat", 1]}, "mask": "causal"},
+        {"inputs": [["the", 0], ["cat", 1]], "labels": {"1": ["sat", 2]}, "mask": [[1, 0], [1, 1]]},
+        {"inputs": [["the", 0], ["cat", 1], ["sat", 2]], "mask": {"groups": [1, 1, 1]}},
+    ]
+    for content in (family, {"tasks": family}):
+        joint = minimal_joint_task(read_tasks_file(write(tmp_path / "t.json", content)))
+        assert torch.equal(joint.mask, masks.causal(3).dense())
+        spec = spec_of_task(joint)
+        assert spec.names == ("the@0", "cat@1", "sat@2") and spec.labels == {0: 1, 1: 2}
+        assert spec.position_ids.tolist() == [0, 1, 2]
+        assert not [f for f in spec.check() if f.severity == "error"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(("sat", 2), "sat@2"), ("a\nb", "a\\nb"), ("", "''"), ((), "()"), (3, "3"), (None, "None"), (("$x$", 0), "$x$@0")],
+)
+def test_texts_of_inputs(value, text):
+    assert input_text(value) == text
+
+
+def test_a_label_like_an_input_is_that_token():
+    spec = spec_of_task(Task(["a", "b"], {0: "b", 1: "z"}, [[1, 1], [1, 1]]))
+    leaks = [f for f in spec.check() if f.kind == "target_leak"]
+    assert [leak.path for leak in leaks] == [(0, 1)]
+    # Inputs as masks write them keep their meaning.
+    family = masks.butterfly(4).family()
+    spec = spec_of_task(minimal_joint_task(family.tasks))
+    assert spec.roles.count("mean") == 4 and not [f for f in spec.check() if f.severity == "error"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([], "at least one task"),
+        ({"task": []}, "unknown field 'task'. Did you mean 'tasks'?"),
+        ({"tasks": 3}, "at least one task"),
+        ([3], "task 0 must be an object"),
+        ([{"inputs": ["a"]}], "task 0 needs the field 'mask'"),
+        ([{"mask": [[1]]}], "task 0 needs the field 'inputs'"),
+        ([{"inputs": "ab", "mask": "causal"}], "inputs must be a list"),
+        ([{"inputs": ["a", "a"], "mask": "causal"}], "task 0: input 'a' is repeated"),
+        ([{"inputs": [{"a": 1}], "mask": "causal"}], "is unhashable"),
+        ([{"inputs": [[{"a": 1}]], "mask": "causal"}], "unhashable"),
+        ([{"inputs": ["a"], "mask": "casual"}], "got 'casual'. Did you mean 'causal'?"),
+        ([{"inputs": ["a"], "mask": {"groups": [2]}}], "add up to 1 inputs"),
+        ([{"inputs": ["a"], "mask": {"groups": [0.5, 0.5]}}], "add up to 1 inputs"),
+        ([{"inputs": ["a"], "mask": [[1, 0], [1, 1]]}], "task 0: inputs must have one entry a position"),
+        ([{"inputs": ["a"], "labels": {"3": "b"}, "mask": [[1]]}], "task 0: label 'b' is at position 3"),
+        ([{"inputs": ["a"], "label": {}, "mask": [[1]]}], "unknown field 'label'"),
+    ],
+)
+def test_bad_tasks(tmp_path, content, said):
+    with pytest.raises(AttnExtError, match=said) as caught:
+        read_tasks_file(write(tmp_path / "t.json", content))
+    assert "\n" not in str(caught.value)
