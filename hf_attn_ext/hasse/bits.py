@@ -6,6 +6,7 @@ Long rows are worked on as Python's own integers: below some tens of thousands o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from ..errors import AttnExtError
 
 WORD = 64
+_SMALL = 1 << 16  # words, up to which the number of operations counts, and not the way through memory
 
 
 class BitMatrix:
@@ -92,9 +94,11 @@ class BitMatrix:
 
     def integers(self) -> list[int]:
         """One Python integer a row; bit j is column j."""
-        data = self.words.astype("<u8", copy=False).tobytes()
         size = self.words.shape[1] * 8
-        return [int.from_bytes(data[start : start + size], "little") for start in range(0, len(data), size or 1)]
+        if not size:
+            return [0] * len(self.words)
+        rows = np.ascontiguousarray(self.words).astype("<u8", copy=False).view(f"V{size}")
+        return list(map(int.from_bytes, rows.ravel().tolist(), itertools.repeat("little")))
 
     def with_diagonal(self, value: bool) -> BitMatrix:
         """Return a copy whose diagonal is ``value`` everywhere."""
@@ -108,23 +112,16 @@ class BitMatrix:
         return BitMatrix(words, self.columns)
 
     def transposed(self) -> BitMatrix:
-        """Return the transpose: blocks of 64 x 64 bits by six rounds of swapped halves, then the blocks themselves."""
+        """Return the transpose."""
         rows, columns = self.shape
-        blocks, width = _width(rows), self.words.shape[1]
-        words = np.zeros((blocks * WORD, width), np.uint64)
+        words = np.zeros((_width(rows) * WORD, self.words.shape[1]), np.uint64)
         words[:rows] = self.words
-        half, low = WORD // 2, (1 << WORD // 2) - 1  # low: the lower half of every group of 2 * half bits
-        while half:
-            pairs = words.reshape(-1, 2, half, width)
-            upper, lower = pairs[:, 0], pairs[:, 1]
-            swapped = ((upper >> np.uint64(half)) ^ lower) & np.uint64(low)
-            lower ^= swapped
-            swapped <<= np.uint64(half)
-            upper ^= swapped
-            half //= 2
-            low ^= low << half
-        words = words.reshape(blocks, WORD, width).transpose(2, 1, 0).reshape(width * WORD, blocks)
-        return BitMatrix(np.ascontiguousarray(words[:columns]), rows)
+        turned = _turned_small(words) if words.size <= _SMALL else _turned(words)
+        return BitMatrix(turned[:columns], rows)
+
+    def reordered(self, order: np.ndarray) -> BitMatrix:
+        """Return a square matrix with rows and columns in another order: [i, j] is the old [order[i], order[j]]."""
+        return self.united_rows(order).transposed().united_rows(order).transposed()
 
     def united_rows(self, order: np.ndarray, starts: np.ndarray | None = None) -> BitMatrix:
         """Return the rows in the order given, int (rows',); with ``starts`` each run of them, begun there, as one."""
@@ -154,6 +151,39 @@ def row_of(bits: Iterable[int]) -> int:
     for bit in bits:
         row |= 1 << bit
     return row
+
+
+def _turned(words: np.ndarray) -> np.ndarray:
+    """The transpose of (64 a, b) words, (64 b, a): 64 x 64 bits by six rounds of swapped halves, then these blocks."""
+    rows, width = words.shape
+    half, low = WORD // 2, (1 << WORD // 2) - 1  # low: the lower half of every group of 2 * half bits
+    while half:
+        pairs = words.reshape(-1, 2, half, width)
+        upper, lower = pairs[:, 0], pairs[:, 1]
+        swapped = ((upper >> np.uint64(half)) ^ lower) & np.uint64(low)
+        lower ^= swapped
+        swapped <<= np.uint64(half)
+        upper ^= swapped
+        half //= 2
+        low ^= low << half
+    blocks = words.reshape(rows // WORD, WORD, width).transpose(2, 1, 0)
+    return np.ascontiguousarray(blocks.reshape(width * WORD, rows // WORD))
+
+
+def _turned_small(words: np.ndarray) -> np.ndarray:
+    """The same by blocks of 8 x 8 bits, a word each and turned in three rounds, and by moving bytes."""
+    rows, width = words.shape
+    blocks = words.astype("<u8", copy=False).view(np.uint8).reshape(rows // 8, 8, width * 8).transpose(0, 2, 1)
+    squares = _as_words(np.ascontiguousarray(blocks))
+    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0)):
+        swapped = squares >> np.uint64(shift)
+        swapped ^= squares
+        swapped &= np.uint64(mask)
+        squares ^= swapped
+        swapped <<= np.uint64(shift)
+        squares ^= swapped
+    turned = squares.astype("<u8", copy=False).view(np.uint8).reshape(rows // 8, width * 8, 8).transpose(1, 2, 0)
+    return _as_words(np.ascontiguousarray(turned).reshape(width * WORD, rows // 8))
 
 
 def _width(columns: int) -> int:

@@ -5,6 +5,8 @@ Rows are Python integers: bit j of row i says that i sees j.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from array import array
 from typing import NamedTuple
 
@@ -36,10 +38,11 @@ def order_of(mask: BitMatrix) -> Order:
     """
     rows = mask.with_diagonal(False)
     integers = rows.integers()
-    if all(row.bit_length() <= position for position, row in enumerate(integers)):
-        classes = [(position,) for position in range(len(integers))]  # already numbered from below, and no cycle
+    if _only_below(integers):
+        classes = list(zip(range(len(integers))))  # already numbered from below, and no cycle
     else:
         classes = strong_classes(integers)
+        del integers
         integers = _between_classes(rows, classes)
     return Order(classes, *closure_and_covers(integers))
 
@@ -49,46 +52,57 @@ def strong_classes(rows: list[int]) -> list[tuple[int, ...]]:
 
     A walk that keeps the path of unfinished classes: what the last class sees is either new (the path grows), on the
     path (the last two classes are one), or finished; with nothing of the first two kinds left, the class is finished.
+    A class goes by one of its positions, under which the row of all is kept.
 
     Args:
         rows: N integers, row i without bit i.
     """
-    count = len(rows)
-    unseen = alive = (1 << count) - 1  # not walked to yet; not in a finished class
-    seen = bytearray(count)
-    classes = []
-    for root in range(count):
-        if seen[root]:
-            continue
-        seen[root] = 1
-        unseen ^= 1 << root
-        members, inside, sees = [[root]], [1 << root], [rows[root]]  # of the classes on the path, the last one last
-        while sees:
-            out = sees[-1] & alive
-            new = out & unseen
+    rows = list(rows)
+    unseen = alive = (1 << len(rows)) - 1  # not walked to yet; not in a finished class
+    united: dict[int, tuple[list[int], int]] = {}  # positions and bits of classes with more than one
+    classes: list[tuple[int, ...]] = []
+    while unseen:
+        last = (unseen & -unseen).bit_length() - 1
+        unseen ^= 1 << last
+        row = rows[last]
+        path: list[int] = []  # below the last
+        while True:
+            new = row & unseen
             if new:
-                position = new.bit_length() - 1
-                bit = 1 << position
-                seen[position] = 1
-                unseen ^= bit
-                members.append([position])
-                inside.append(bit)
-                sees.append(rows[position])
-            elif out:
-                more, less = members.pop(), members.pop()
-                if len(more) < len(less):
-                    more, less = less, more
-                more += less
-                members.append(more)
-                bits = inside.pop()
-                inside[-1] |= bits
-                row = sees.pop() | sees.pop() | inside[-1]
-                sees.append(row ^ inside[-1])
+                path.append(last)
+                last = new.bit_length() - 1
+                unseen ^= 1 << last
+                row = rows[last]
+                continue
+            if row & alive:
+                previous = path[-1]
+                members, inside = _united(united.pop(last, None), last, united.get(previous), previous)
+                united[previous] = members, inside
+                rows[previous] = (rows[previous] | row | inside) ^ inside
+            elif united and last in united:
+                members, inside = united.pop(last)
+                alive ^= inside
+                classes.append(tuple(sorted(members)))
             else:
-                sees.pop()
-                alive ^= inside.pop()
-                classes.append(tuple(sorted(members.pop())))
+                alive ^= 1 << last
+                classes.append((last,))
+            if not path:
+                break
+            last = path.pop()
+            row = rows[last]
     return classes
+
+
+def _united(
+    one: tuple[list[int], int] | None, last: int, other: tuple[list[int], int] | None, previous: int
+) -> tuple[list[int], int]:
+    """Positions and bits of two classes together; a class without an entry is its one position."""
+    more, inside = one or ([last], 1 << last)
+    less, bits = other or ([previous], 1 << previous)
+    if len(more) < len(less):
+        more, less = less, more
+    more += less
+    return more, inside | bits
 
 
 def closure_and_covers(rows: list[int], many: int = 16) -> tuple[list[int], np.ndarray, np.ndarray]:
@@ -103,10 +117,11 @@ def closure_and_covers(rows: list[int], many: int = 16) -> tuple[list[int], np.n
         many: covers a class.
     """
     down: list[int] = []
-    starts, lower = array("i", [0]), array("i")
+    starts, lower = [0], []
     most = many * len(rows)
-    for number, left in enumerate(rows):
-        reached = 1 << number
+    bit = 1
+    for left in rows:
+        reached = bit
         while left:
             cover = left.bit_length() - 1
             below = down[cover]
@@ -116,12 +131,14 @@ def closure_and_covers(rows: list[int], many: int = 16) -> tuple[list[int], np.n
         down.append(reached)
         starts.append(len(lower))
         if len(lower) > most:
-            _in_blocks(rows, down, starts, lower)
-            break
-    return down, np.array(starts, np.int32), np.array(lower, np.int32)
+            return _in_blocks(rows, down, array("i", starts), array("i", lower))
+        bit <<= 1
+    return down, np.array(array("i", starts)), np.array(array("i", lower))
 
 
-def _in_blocks(rows: list[int], down: list[int], starts: array, lower: array, block: int = 1024) -> None:
+def _in_blocks(
+    rows: list[int], down: list[int], starts: array, lower: array, block: int = 1024
+) -> tuple[list[int], np.ndarray, np.ndarray]:
     """Finish what :func:`closure_and_covers` began.
 
     What lies below any neighbour of a class is a product of two matrices as far as neighbours before the block go, and
@@ -142,15 +159,21 @@ def _in_blocks(rows: list[int], down: list[int], starts: array, lower: array, bl
             lower.frombytes(bits_of(rows[number] & ~reached)[::-1].astype(np.int32).tobytes())
             starts.append(len(lower))
             down.append(reached | rows[number] | 1 << number)
+    return down, np.array(starts), np.array(lower)
+
+
+def _only_below(rows: list[int]) -> bool:
+    """Whether every row has bits below its own place alone."""
+    return all(map(operator.le, map(int.bit_length, rows), range(len(rows))))
 
 
 def _between_classes(rows: BitMatrix, classes: list[tuple[int, ...]]) -> list[int]:
     """Rows among classes: does any position of one see any position of the other."""
     if len(classes) == 1:
         return [0]
-    positions = np.array([position for members in classes for position in members])
-    starts = None
-    if len(classes) < len(positions):
-        starts = np.cumsum([0] + [len(members) for members in classes[:-1]])
+    positions = np.fromiter(itertools.chain.from_iterable(classes), np.int64, rows.columns)
+    if len(classes) == len(positions):
+        return rows.reordered(positions).integers()
+    starts = np.cumsum([0] + [len(members) for members in classes[:-1]])
     columns = rows.united_rows(positions, starts).transposed()
     return columns.united_rows(positions, starts).transposed().with_diagonal(False).integers()

@@ -67,7 +67,7 @@ class JointTask(Task):
         place = {old: new for new, old in enumerate(order)}
         labels = dict(sorted((place[old], label) for old, label in self.labels.items()))
         inputs, sources = [self.inputs[old] for old in order], [self.sources[old] for old in order]
-        return JointTask(inputs, labels, self._permuted_bits(order), self.tasks, sources, self.conflicts)
+        return JointTask(inputs, labels, self._bits.reordered(order), self.tasks, sources, self.conflicts)
 
     def _with_mask(self, bits: BitMatrix) -> JointTask:
         return JointTask(self.inputs, self.labels, bits, self.tasks, self.sources, self.conflicts)

@@ -40,8 +40,8 @@ def product_by_rows(left: list[int], right: BitMatrix) -> BitMatrix:
 def product_by_blocks(left: BitMatrix, right: BitMatrix, block: int = BLOCK) -> BitMatrix:
     """The product from float32 products of blocks, which count up to the inner length: exact to 2**24.
 
-    A block of ``right`` takes part only where ``left`` has a bit in its rows, and only over the span of columns where it
-    has bits itself: triangles and bands cost what they hold.
+    A block of ``right`` takes part only where ``left`` has a bit in its rows, and only over the span of columns where
+    it has bits itself: triangles and bands cost what they hold.
     """
     rows, inner = left.shape
     out = np.zeros((rows, right.words.shape[1]), np.uint64)

@@ -127,16 +127,13 @@ class Task:
         order = self._read_order(order)
         place = {old: new for new, old in enumerate(order)}
         labels = {place[old]: label for old, label in self.labels.items()}
-        return Task([self.inputs[old] for old in order], dict(sorted(labels.items())), self._permuted_bits(order))
+        return Task([self.inputs[old] for old in order], dict(sorted(labels.items())), self._bits.reordered(order))
 
     def _with_mask(self, bits: BitMatrix) -> Task:
         return Task(self.inputs, self.labels, bits)
 
     def _limit(self) -> BitMatrix:
         return BitMatrix.from_dense(expanded(self.poset))
-
-    def _permuted_bits(self, order: list[int]) -> BitMatrix:
-        return self._bits.united_rows(order).transposed().united_rows(order).transposed()
 
     def _read_order(self, order: Sequence[int]) -> list[int]:
         order = [_whole(position) for position in order]

@@ -1,0 +1,151 @@
+"""The masks and families that ``bench hasse`` measures: each defined a block of rows at a time, dense or packed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from ..hasse import BitMatrix, Task
+
+Rows = Callable[[np.ndarray], np.ndarray]  # row numbers (rows,) to numpy bool (rows, positions)
+BLOCK = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskKind:
+    """A kind of mask.
+
+    Attributes:
+        name: on the command line and in reports.
+        note: what it is.
+        bars: whether the bars of speed count it; the others show where the algorithms are at their worst.
+        make: from the positions wanted to those there are, and the rows.
+    """
+
+    name: str
+    note: str
+    bars: bool
+    make: Callable[[int], tuple[int, Rows]]
+
+    def positions(self, wanted: int) -> int:
+        """How many positions the mask has; a butterfly's number is one of its own, at most two below ``wanted``."""
+        return self.make(wanted)[0]
+
+    def dense(self, wanted: int) -> torch.Tensor:
+        """The mask as torch.bool (positions, positions)."""
+        positions, rows = self.make(wanted)
+        mask = np.empty((positions, positions), bool)
+        for block in _blocks(positions):
+            mask[block] = rows(np.arange(positions)[block])
+        return torch.from_numpy(mask)
+
+    def packed(self, wanted: int) -> BitMatrix:
+        """The mask as bit rows, without its dense form."""
+        positions, rows = self.make(wanted)
+        words = np.empty((positions, -(-positions // 64)), np.uint64)
+        for block in _blocks(positions):
+            words[block] = BitMatrix.from_dense(rows(np.arange(positions)[block])).words
+        return BitMatrix(words, positions)
+
+
+def _blocks(positions: int) -> Iterator[slice]:
+    for start in range(0, positions, BLOCK):
+        yield slice(start, start + BLOCK)
+
+
+def _causal(positions: int) -> tuple[int, Rows]:
+    return positions, lambda rows: np.arange(positions) <= rows[:, None]
+
+
+def _butterfly(wanted: int) -> tuple[int, Rows]:
+    tokens = (wanted + 2) // 3
+    chain = tokens - 1
+    positions = 3 * tokens - 2
+    see = np.arange(positions)
+
+    def rows(numbers: np.ndarray) -> np.ndarray:
+        row = numbers[:, None]
+        token = row - 2 * chain  # of a prediction, from 0
+        forward = (row < chain) & (see <= row)
+        backward = (row >= chain) & (row < 2 * chain) & (see >= row) & (see < 2 * chain)
+        sides = (see < token) | ((see >= chain + token) & (see < 2 * chain)) | (see == row)
+        return forward | backward | ((row >= 2 * chain) & sides)
+
+    return positions, rows
+
+
+def _random(share: Callable[[int], float], back: int = 0, cyclic: bool = False) -> Callable[[int], tuple[int, Rows]]:
+    """Edges drawn one by one: down a hidden order, and in short steps up it; or, where cyclic, from all to all."""
+
+    def make(positions: int) -> tuple[int, Rows]:
+        place = np.random.default_rng(positions).permutation(positions)  # in the hidden order
+        steps = np.random.default_rng(positions + 1).integers(1, 9, positions)
+        if back:
+            steps[np.arange(positions) % back > 0] = 0
+
+        def rows(numbers: np.ndarray) -> np.ndarray:
+            draw = np.random.default_rng([positions, int(numbers[0])])
+            block = draw.random((len(numbers), positions), dtype=np.float32) < share(positions)
+            if cyclic:
+                return block
+            own = place[numbers][:, None]
+            block &= place <= own
+            if back:
+                block |= (place == own + steps[numbers][:, None]) | (place == own - 1)
+            return block
+
+        return positions, rows
+
+    return make
+
+
+def _layers(positions: int) -> tuple[int, Rows]:
+    layer = np.random.default_rng(positions).permutation(np.arange(positions) % 4).clip(1) - 1  # half in the lowest
+    layer = np.array([1, 0, 2])[layer]  # half in the middle one
+
+    def rows(numbers: np.ndarray) -> np.ndarray:
+        draw = np.random.default_rng([positions, int(numbers[0])])
+        return (draw.random((len(numbers), positions), dtype=np.float32) < 0.5) & (layer == layer[numbers][:, None] - 1)
+
+    return positions, rows
+
+
+KINDS = (
+    MaskKind("causal", "every position sees those before it", True, _causal),
+    MaskKind("butterfly", "two chains against each other, and 3n-2 positions for n tokens", True, _butterfly),
+    MaskKind("order", "a tenth of the pairs of a hidden order", True, _random(lambda n: 0.1)),
+    MaskKind(
+        "digraph",
+        "a tenth of the pairs of a hidden order, the steps of it, and an eighth of the positions sees up to 8 steps up",
+        True,
+        _random(lambda n: 0.1, back=8),
+    ),
+    MaskKind("sparse-order", "ln n pairs a position, of a hidden order", False, _random(lambda n: 2 * np.log(n) / n)),
+    MaskKind("sparse-digraph", "two positions seen by each", False, _random(lambda n: 2 / n, cyclic=True)),
+    MaskKind("layers", "three layers, half of the pairs of neighbours: n^2 / 8 covers", False, _layers),
+)
+
+
+def autoregressive_family(tokens: int) -> list[Task]:
+    """Task t predicts token t + 1 from the t before it."""
+    return [
+        Task([(f"w{i}", i) for i in range(1, t + 1)], {t - 1: f"w{t + 1}"}, torch.ones(t, t, dtype=torch.bool).tril())
+        for t in range(1, tokens + 1)
+    ]
+
+
+def butterfly_family(tokens: int) -> list[Task]:
+    """Task k predicts token k from both sides: a chain from the first token, one from the last, and the prediction."""
+    family = []
+    for k in range(1, tokens + 1):
+        before, after = range(1, k), range(k + 1, tokens + 1)
+        inputs = [*((f"w{i}", i) for i in before), *((f"w{i}", i) for i in after), ("mean", k)]
+        mask = torch.zeros(tokens, tokens, dtype=torch.bool)
+        mask[: k - 1, : k - 1] = torch.ones(k - 1, k - 1).tril()
+        mask[k - 1 : -1, k - 1 : -1] = torch.ones(tokens - k, tokens - k).triu()
+        mask[-1] = True
+        family.append(Task(inputs, {tokens - 1: f"w{k}"}, mask))
+    return family
