@@ -17,6 +17,7 @@ PARTS = ("both", "mask", "hasse")
 PICTURES = (".png", ".svg")
 MATRICES = (".npy", ".pt", ".json", ".csv")
 MOST_LINES = 40  # of a Hasse diagram as text
+MOST_POSITIONS = 1 << 16  # whose order takes half a gigabyte
 
 Layers = Annotated[int | None, typer.Option("--layers", min=1, help="The model's layers: are they enough?")]
 Out = Annotated[
@@ -70,6 +71,8 @@ def show(
     entry = mask_entry(name)
     _refuse_others(name, given, list(entry.options))
     spec = _make(name, entry.example, given)
+    if len(spec) > MOST_POSITIONS:
+        raise AttnExtError(f"{spec.title} has {len(spec)} positions; mask show orders at most {MOST_POSITIONS}")
     typer.echo(f"{spec.title}: {len(spec)} positions for {spec.tokens} tokens\n")
     typer.echo(spec.text() + "\n")
     _report(spec, layers, write)

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import AttnExtError
 from .flow import convergence_depth, information_flow
-from .spec import MaskSpec, held_tokens
+from .spec import MaskSpec, held_tokens, is_input, is_whole
 
 _LISTED = 10  # findings of one kind that are written out; the last one counts the rest
 
@@ -46,7 +46,8 @@ def check(spec: MaskSpec, num_layers: int | None = None, raises: bool = False) -
     """Examine a mask with its labels.
 
     - **Target leak**, an error: a label's token is held by a position whose information reaches the prediction, at
-      whatever depth; a warning where ``num_layers`` layers are too few for it.
+      whatever depth; a warning where ``num_layers`` layers are too few for it, and where an input that reaches a
+      prediction is not written as :mod:`.spec` writes them, so that the tokens it holds are not known.
     - **Empty row**, an error: a position that attends to nothing, itself included, makes softmax divide 0 by 0.
     - **Cache**, a note: whether some row sees a later one; if so, keys and values that were cached when the row was
       computed cannot be right unless both were computed together.
@@ -70,8 +71,8 @@ def check(spec: MaskSpec, num_layers: int | None = None, raises: bool = False) -
         >>> print(check(leaking)[0])
         error: target leak: position 0 (w0) must predict token 1, which reaches it in 1 layer: w0 <- w1
     """
-    if num_layers is not None and num_layers < 1:
-        raise AttnExtError(f"num_layers must be at least 1, got {num_layers}")
+    if num_layers is not None and (not is_whole(num_layers) or num_layers < 1):
+        raise AttnExtError(f"num_layers must be a whole number of at least 1, or None, got {num_layers!r}")
     found = [*_leaks(spec, num_layers), *_empty_rows(spec), *_depth(spec, num_layers), _cache(spec), _supervision(spec)]
     order = {"error": 0, "warning": 1, "note": 2}
     found.sort(key=lambda finding: order[finding.severity])
@@ -106,7 +107,8 @@ def _leaks(spec: MaskSpec, num_layers: int | None) -> list[Finding]:
     for position, entry in enumerate(spec.inputs):
         for token in held_tokens(entry):
             holders.setdefault(token, []).append(position)
-    if not any(token in holders for token in spec.labels.values()):
+    unknown = [p for p, entry in enumerate(spec.inputs) if not is_input(entry)]
+    if not spec.labels or not (unknown or any(token in holders for token in spec.labels.values())):
         return []
     flow = information_flow(spec)
     leaking = [p for p, token in sorted(spec.labels.items()) if token in holders and flow[p, holders[token]].any()]
@@ -122,7 +124,20 @@ def _leaks(spec: MaskSpec, num_layers: int | None) -> list[Finding]:
         message = f"target leak: position {position} ({spec.names[position]}) must predict token {token}, which {how}"
         message += f"; {_layers(num_layers)} are too few for that, one more may not be" if late else ""
         found.append(Finding("target_leak", "warning" if late else "error", message, position, tuple(path)))
-    return _and_more(found, len(leaking))
+    unsure = [p for p in sorted(spec.labels) if flow[p, unknown].any()]
+    return [*_and_more(found, len(leaking)), *_unknown(spec, unknown, unsure)]
+
+
+def _unknown(spec: MaskSpec, unknown: list[int], unsure: list[int]) -> list[Finding]:
+    """A warning where a prediction is reached by an input of which nobody can say which tokens it holds."""
+    if not unsure:
+        return []
+    first = unknown[0]
+    message = (
+        f"target leak: cannot be ruled out, {len(unsure)} predictions are reached by inputs that do not say which "
+        f"tokens they hold, such as {spec.inputs[first]!r} at {first}; write ('token', number)"
+    )
+    return [Finding("target_leak", "warning", message, unsure[0])]
 
 
 def _shortest_path(mask: torch.Tensor, start: int, goals: list[int]) -> list[int]:

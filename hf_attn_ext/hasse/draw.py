@@ -6,7 +6,6 @@ information arrives, through further layers" (the paler, the later), white "neve
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from ..errors import AttnExtError, suggest
 from .diagram import CHARACTER, Diagram
+from .files import written_beside
 from .flow import information_flow
 from .poset import Poset
 from .spec import MaskSpec
@@ -75,12 +75,8 @@ def draw(spec: MaskSpec, path: str | Path, what: str = "both") -> None:
         picture = figure(spec, what)
         kind = path.suffix.lower()[1:]
         metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
+        with written_beside(path) as beside:
             picture.savefig(beside, format=kind, dpi=110, metadata=metadata)
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
 
 
 def figure(spec: MaskSpec, what: str = "both") -> Figure:

@@ -18,11 +18,14 @@ whole and all before it. A label that is written like an input is that input's t
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import pickle
-from collections.abc import Callable, Mapping
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ MASK_SUFFIXES = (".npy", ".pt", ".json", ".csv")
 _FIELDS = ("mask", "labels", "inputs", "roles", "position_ids", "tokens", "name", "names")
 _TASK_FIELDS = ("inputs", "labels", "mask")
 _WORDS = ("causal", "bidirectional")
+_DEEPEST = 50  # lists within lists
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -72,6 +76,7 @@ def read_mask_file(path: str | Path, labels: Mapping[int, int] | None = None) ->
             record[field] = [hashable(value) for value in _listed(path.name, field, record[field])]
             if not all(isinstance(value, kind) and not isinstance(value, bool) for value in record[field]):
                 raise AttnExtError(f"{path.name}: {field} must be {'texts' if kind is str else 'whole numbers'}")
+    record = {field: value for field, value in record.items() if value is not None or field == "mask"}
     if not isinstance(record.get("name", ""), str) or not isinstance(record.get("tokens", 1), int):
         raise AttnExtError(f"{path.name}: name must be a text and tokens a whole number")
     return MaskSpec.from_mask(record.pop("mask"), **{"name": path.name, **record})
@@ -88,13 +93,26 @@ def write_mask_file(spec: MaskSpec, path: str | Path) -> None:
         raise AttnExtError(f"a mask is written to a file ending in {', '.join(MASK_SUFFIXES)}, got {path.name!r}")
     if not path.parent.is_dir():
         raise AttnExtError(f"the folder {str(path.parent)!r} does not exist; make it first")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with written_beside(path) as beside, beside.open("wb") as file:
+        _WRITERS[path.suffix.lower()](spec, file)
+
+
+@contextlib.contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """Give a file beside ``path`` to write to, which takes its place at the end; after an error nothing is left.
+
+    Raises:
+        AttnExtError: the system refuses; the message names ``path``.
+    """
+    beside = path.with_name(f".hf-attn-ext-{os.getpid()}.tmp")  # short: the name itself may be as long as one can be
     try:
-        with beside.open("wb") as file:
-            _WRITERS[path.suffix.lower()](spec, file)
+        yield beside
         os.replace(beside, path)
+    except OSError as error:
+        raise AttnExtError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def read_tasks_file(path: str | Path) -> list[Task]:
@@ -129,6 +147,11 @@ def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
         return MaskSpec.from_mask(task.mask, labels=labels, inputs=task.inputs, name=name)
     placed = all(isinstance(v, tuple) and len(v) == 2 and type(v[1]) is int for v in task.inputs)
     numbers: dict[Any, int] = {}
+    for position, label in labels.items():
+        try:
+            hash(label)
+        except TypeError:
+            raise AttnExtError(f"{name}: the label at position {position} is unhashable: {label!r}") from None
     for value in (*task.inputs, *labels.values()):
         numbers.setdefault(value, len(numbers))
     return MaskSpec.from_mask(
@@ -167,7 +190,9 @@ def _read_npy(path: Path) -> Any:
 
 def _read_pt(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong is said in one line below
+            return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError):
         raise AttnExtError(f"{path.name} is no file of torch.save with tensors and plain values alone") from None
 
@@ -181,14 +206,23 @@ def _read_json(path: Path) -> Any:
         return record
 
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        record = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
+    except AttnExtError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise AttnExtError(f"{path.name} is no JSON: {error}") from None
+    level = [record]
+    for _ in range(_DEEPEST):
+        parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
+        level = [value for part in parts for value in part if isinstance(value, dict | list)]
+    if level:
+        raise AttnExtError(f"{path.name} is nested more than {_DEEPEST} deep")
+    return record
 
 
 def _read_csv(path: Path) -> Any:
     try:
-        rows = [row for row in csv.reader(path.read_text(encoding="utf-8").splitlines()) if row]
+        rows = [row for row in csv.reader(path.read_text(encoding="utf-8-sig").splitlines(), strict=True) if row]
     except (csv.Error, UnicodeDecodeError) as error:
         raise AttnExtError(f"{path.name} is no CSV: {error}") from None
     if not rows:
@@ -222,10 +256,10 @@ def _by_position(name: str, labels: Any) -> dict[int, Any]:
         raise AttnExtError(f"{name}: labels must map positions to labels, got {labels!r}")
     read: dict[int, Any] = {}
     for key, label in labels.items():
-        try:
-            position = int(key)
-        except ValueError:
-            raise AttnExtError(f"{name}: labels go by position, a whole number, got {key!r}") from None
+        whole = re.fullmatch("-?[0-9]{1,18}", key) if isinstance(key, str) else type(key) is int
+        if not whole:
+            raise AttnExtError(f"{name}: labels go by position, a whole number, got {key!r}")
+        position = int(key)
         if position in read:
             raise AttnExtError(f"{name}: position {position} has two labels")
         read[position] = label
@@ -245,16 +279,28 @@ def _task(name: str, record: Any) -> Task:
     for field in ("inputs", "mask"):
         _check_fields(name, record, _TASK_FIELDS, needed=field)
     for value in _listed(name, "inputs", record["inputs"]):
-        if isinstance(value, dict):
-            raise AttnExtError(f"{name}: the input {value!r} is unhashable; give a text, a number, or a list of them")
+        _check_value(f"{name}: the input {value!r}", value)
     inputs = [hashable(value) for value in record["inputs"]]
-    labels = {p: hashable(label) for p, label in _by_position(name, record.get("labels") or {}).items()}
+    given = {} if record.get("labels") is None else record["labels"]
+    labels = _by_position(name, given)
+    for position, label in labels.items():
+        _check_value(f"{name}: the label {label!r} at position {position}", label)
+    labels = {position: hashable(label) for position, label in labels.items()}
     try:
         return Task(inputs, labels, _task_mask(record["mask"], len(inputs)))
     except AttnExtError as error:
         raise AttnExtError(f"{name}: {error}") from None
-    except TypeError as error:
-        raise AttnExtError(f"{name}: an input or a label is {error}") from None
+
+
+def _check_value(what: str, value: Any) -> None:
+    """Refuse what is unhashable or does not equal itself, at any depth: values are compared."""
+    if isinstance(value, dict):
+        raise AttnExtError(f"{what} is unhashable; give a text, a number, or a list of them")
+    if isinstance(value, list):
+        for part in value:
+            _check_value(what, part)
+    elif value != value:
+        raise AttnExtError(f"{what} holds NaN, which does not equal itself; give another")
 
 
 def _task_mask(mask: Any, size: int) -> Any:

@@ -11,6 +11,7 @@ Inputs say what stands at a position, as tuples ``(kind, token, *tokens it is ma
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Form = Callable[..., Tensor]
 
 _CHUNK = 1 << 24
+_MOST_TOKENS = (1 << 63) - 1  # a token's number must fit int64
 
 # The letter that stands for a role in names of positions such as "F3".
 LETTERS = {
@@ -94,7 +96,15 @@ class MaskSpec:
         for field in ("roles", "position_ids", "names"):
             if len(getattr(self, field)) != size:
                 raise AttnExtError(f"{self.name}: {len(getattr(self, field))} {field} for {size} positions")
+        if not all(isinstance(word, str) for word in (*self.roles, *self.names)):
+            raise AttnExtError(f"{self.name}: roles and names must be texts, got {_short([*self.roles, *self.names])}")
+        if not is_whole(self.tokens) or not 1 <= self.tokens <= _MOST_TOKENS:
+            raise AttnExtError(f"{self.name}: tokens must be a whole number from 1 to 2**63 - 1, got {self.tokens!r}")
         for position, label in self.labels.items():
+            if not is_whole(position) or not is_whole(label):
+                raise AttnExtError(
+                    f"{self.name}: labels must map positions to tokens, both whole numbers, got {position!r}: {label!r}"
+                )
             if not 0 <= position < size:
                 raise AttnExtError(f"{self.name}: a label is at position {position}; the positions are 0 to {size - 1}")
             if not 0 <= label < self.tokens:
@@ -124,28 +134,37 @@ class MaskSpec:
             name, names: see the class.
 
         Raises:
-            AttnExtError: not a square Boolean matrix, a length that does not fit, a label where no position is.
+            AttnExtError: not a square Boolean matrix, a length that does not fit, a label where no position is, an
+                unhashable input, position ids or labels that are no whole numbers.
         """
         matrix = torch.as_tensor(read_mask(mask, name).dense(), dtype=torch.bool)
         size = len(matrix)
         inputs = tuple(("token", i) for i in range(size)) if inputs is None else tuple(inputs)
         if len(inputs) != size:
             raise AttnExtError(f"{name}: {len(inputs)} inputs for {size} positions")
+        for position, entry in enumerate(inputs):
+            try:
+                hash(entry)
+            except TypeError:
+                raise AttnExtError(f"{name}: the input at position {position} is unhashable: {entry!r}") from None
         known = [is_input(entry) for entry in inputs]
         if position_ids is None:
             position_ids = [entry[1] if ours else i for i, (entry, ours) in enumerate(zip(inputs, known, strict=True))]
         if roles is None:
             roles = [entry[0] if ours else "token" for entry, ours in zip(inputs, known, strict=True)]
+        if not isinstance(labels, Mapping | None):
+            raise AttnExtError(f"{name}: labels must map positions to tokens, got {labels!r}")
         labels = dict(labels or {})
         if tokens is None:
-            tokens = 1 + max([*labels.values(), *(t for entry in inputs for t in held_tokens(entry)), size - 1])
+            asked = filter(is_whole, labels.values())
+            tokens = 1 + max([*asked, *(t for entry in inputs for t in held_tokens(entry)), size - 1])
         return cls(
             name=name,
             tokens=tokens,
             form=_look_up,
             inputs=inputs,
             roles=tuple(roles),
-            position_ids=torch.as_tensor(position_ids, dtype=torch.int64),
+            position_ids=_read_position_ids(position_ids, name),
             labels=labels,
             tables=(matrix,),
             names=tuple(names),
@@ -172,7 +191,7 @@ class MaskSpec:
         """
         size = len(self)
         stop = size if stop is None else stop
-        if not 0 <= start <= stop <= size:
+        if not is_whole(start) or not is_whole(stop) or not 0 <= start <= stop <= size:
             raise AttnExtError(f"{self.name}: rows {start} to {stop} of {size} positions do not exist")
         q, kv = torch.arange(start, stop)[:, None], torch.arange(size)[None, :]
         return self.form(q, kv, *self.tables).expand(stop - start, size)
@@ -216,7 +235,7 @@ class MaskSpec:
             block_size: rows and columns of a tile.
 
         Raises:
-            AttnExtError: a block size below 1.
+            AttnExtError: a block size that is no whole number of at least 1.
 
         Example:
             >>> from hf_attn_ext.hasse import masks
@@ -225,8 +244,8 @@ class MaskSpec:
         """
         from torch.nn.attention.flex_attention import BlockMask
 
-        if block_size < 1:
-            raise AttnExtError(f"block_size must be at least 1, got {block_size}")
+        if not is_whole(block_size) or block_size < 1:
+            raise AttnExtError(f"block_size must be a whole number of at least 1, got {block_size!r}")
         size = len(self)
         tiles = -(-size // block_size)
         counts = torch.zeros(tiles, tiles, dtype=torch.int64)
@@ -293,7 +312,30 @@ def is_input(entry: Hashable) -> bool:
     """Whether this is an input as the top of this file writes them."""
     if not isinstance(entry, tuple) or len(entry) < 2 or entry[0] not in ("token", "mask", "noisy", "mean"):
         return False
-    return all(isinstance(part, int) and part >= 0 for part in entry[1:])
+    return all(is_whole(part) and part >= 0 for part in entry[1:])
+
+
+def is_whole(value: Any) -> bool:
+    """Whether this is a whole number of any library; a bool is none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _read_position_ids(ids: Any, name: str) -> Tensor:
+    try:
+        read = torch.as_tensor(ids)
+        whole = read.ndim == 1 and not read.is_floating_point() and not read.is_complex() and read.dtype != torch.bool
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        whole = False
+    if not whole:
+        raise AttnExtError(
+            f"{name}: position_ids must be whole numbers that fit int64, one a position, got {_short(ids)}"
+        )
+    return read.to(torch.int64)
 
 
 def _position_name(position: int, role: str, entry: Hashable) -> str:

@@ -212,3 +212,8 @@ def test_list_and_help(run):
     for words in (["mask", "--help"], ["mask", "show", "--help"], ["mask", "analyze", "--help"]):
         done = run(*words)
         assert done.code == 0 and "Usage: hf-attn-ext mask" in done.out
+
+
+def test_a_mask_too_large_to_order_is_one_line(run):
+    done = run("mask", "show", "causal", "--n", 65537)
+    assert done.code == 2 and done.out == "" and "65537 positions; mask show orders at most 65536" in done.err

@@ -85,7 +85,7 @@ def test_depth_against_the_models_layers():
     (found,) = of_kind(spec, "depth", num_layers=3)
     assert found.severity == "warning" and found.value == 4 and "4 layers" in found.message
     assert of_kind(spec, "depth", num_layers=4)[0].severity == of_kind(spec, "depth")[0].severity == "note"
-    with pytest.raises(AttnExtError, match="num_layers must be at least 1, got 0"):
+    with pytest.raises(AttnExtError, match="num_layers must be a whole number of at least 1, or None, got 0"):
         spec.check(num_layers=0)
 
 
@@ -125,3 +125,19 @@ def test_errors_come_first_and_findings_are_lines():
 def test_labels_of_the_same_token_at_other_positions():
     spec = MaskSpec.from_mask(torch.eye(3), labels={1: 0}, inputs=[token(0), mask_token(0), token(1)])
     assert of_kind(spec, "target_leak") == []
+
+
+def test_inputs_of_which_nobody_knows_what_they_hold_are_not_passed_in_silence():
+    mask = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 1]]).bool()
+    for unknown in ("b", ("word", 1), ("token", -1), ("token", True), 1):
+        spec = MaskSpec.from_mask(mask, labels={0: 1, 2: 1}, inputs=[mask_token(0), unknown, mask_token(2)])
+        (finding,) = of_kind(spec, "target_leak")
+        assert finding.severity == "warning" and finding.position == 0  # 2 is not reached
+        assert "cannot be ruled out" in finding.message and repr(unknown) in finding.message
+    assert not of_kind(MaskSpec.from_mask(mask, inputs=["a", "b", "c"]), "target_leak")  # nothing to predict
+
+
+@pytest.mark.parametrize("layers", [0, -1, 1.5, "x", True])
+def test_bad_numbers_of_layers(layers):
+    with pytest.raises(AttnExtError, match="num_layers must be a whole number of at least 1"):
+        MaskSpec.from_mask([[1]]).check(num_layers=layers)

@@ -1,6 +1,8 @@
 """Masks and tasks in files: what is written is read back, and every mistake has one line."""
 
 import json
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import Task, masks, minimal_joint_task
+from hf_attn_ext.hasse.draw import draw
 from hf_attn_ext.hasse.files import input_text, read_mask_file, read_tasks_file, spec_of_task, write_mask_file
 
 
@@ -66,6 +69,25 @@ def write(path, content):
         ("c.json", {"mask": [[1]], "position_ids": ["a"]}, "position_ids must be whole numbers"),
         ("c.json", {"mask": [[1]], "inputs": 3}, "inputs must be a list"),
         ("c.json", {"mask": [[1]], "name": 3}, "name must be a text"),
+        ("c.json", {"mask": [[1]], "tokens": 0}, "tokens must be a whole number from 1"),
+        ("c.json", {"mask": [[1]], "tokens": -5}, "tokens must be a whole number from 1"),
+        ("c.json", {"mask": [[1]], "tokens": True}, "tokens must be a whole number from 1"),
+        ("c.json", {"mask": [[1]], "labels": {"0": 10**30}}, "tokens must be a whole number from 1"),
+        ("c.json", {"mask": [[1]], "labels": {"0.5": 0}}, "labels go by position"),
+        ("c.json", {"mask": [[1]], "labels": {"9" * 5000: 0}}, "labels go by position"),
+        ("c.json", {"mask": [[1]], "position_ids": [10**30]}, "whole numbers that fit int64"),
+        ("c.json", {"mask": [[1]], "inputs": [["token", 10**30]]}, "whole numbers that fit int64"),
+        ("c.json", {"mask": [[1]], "inputs": [{}]}, "the input at position 0 is unhashable"),
+        ("c.json", {"mask": [[1]], "inputs": [[{}]]}, "the input at position 0 is unhashable"),
+        ("c.json", "[[1" + "9" * 5000 + "]]", "is no JSON"),
+        ("c.json", "[" * 60 + "]" * 60, "nested more than 50 deep"),
+        ("c.json", "[" * 100000, "is no JSON"),
+        ("b.pt", {"mask": torch.eye(2), "labels": {None: 1}}, "labels go by position"),
+        ("b.pt", {"mask": torch.eye(2), "labels": {0.5: 1}}, "labels go by position"),
+        ("b.pt", {"mask": torch.eye(2), "labels": {True: 1}}, "labels go by position"),
+        ("b.pt", {"mask": torch.eye(2), "position_ids": [2**70, 1]}, "whole numbers that fit int64"),
+        ("b.pt", {"mask": torch.eye(2), "position_ids": torch.ones(2, 2).long()}, "position_ids"),
+        ("d.csv", '"1\n', "is no CSV"),
         ("d.csv", "", "is empty"),
         ("d.csv", "1,0\n1\n", "row 1 has 1 cells, row 0 has 2"),
         ("d.csv", "1,0\n1,x\n", "row 1, column 1 is 'x'"),
@@ -91,6 +113,30 @@ def test_files_that_are_not_there_or_not_what_they_say(tmp_path):
     for name, said in (("a.txt", "ending in"), ("none/a.npy", "does not exist")):
         with pytest.raises(AttnExtError, match=said):
             write_mask_file(masks.causal(2), tmp_path / name)
+
+
+@pytest.mark.filterwarnings("error")
+def test_files_of_other_programs(tmp_path):
+    for name, content in (("a.csv", "1,0\n1,1\n"), ("a.json", "[[1, 0], [1, 1]]")):  # as spreadsheets write them
+        (tmp_path / name).write_text(content, encoding="utf-8-sig")
+        assert read_mask_file(tmp_path / name).dense().tolist() == [[True, False], [True, True]]
+    for protocol in range(6):  # torch warns of some; one line is enough
+        (tmp_path / "a.pt").write_bytes(pickle.dumps(Path("a"), protocol=protocol))
+        with pytest.raises(AttnExtError, match="is no file of torch.save"):
+            read_mask_file(tmp_path / "a.pt")
+
+
+def test_writing_is_whole_or_not_at_all(tmp_path):
+    for suffix in (".npy", ".svg"):
+        write_any = write_mask_file if suffix == ".npy" else draw
+        longest = tmp_path / ("a" * (255 - len(suffix)) + suffix)  # as long as a name may be
+        write_any(masks.causal(2), longest)
+        assert [path.name for path in tmp_path.iterdir()] == [longest.name]
+        longest.unlink()
+        for bad in (tmp_path / ("a" * 300 + suffix), Path("/proc") / f"x{suffix}"):
+            with pytest.raises(AttnExtError, match="cannot write") as caught:
+                write_any(masks.causal(2), bad)
+            assert str(bad) in str(caught.value) and not list(tmp_path.iterdir())
 
 
 def test_a_pickle_is_not_executed(tmp_path):
@@ -156,6 +202,12 @@ def test_a_label_like_an_input_is_that_token():
         ([{"inputs": ["a", "a"], "mask": "causal"}], "task 0: input 'a' is repeated"),
         ([{"inputs": [{"a": 1}], "mask": "causal"}], "is unhashable"),
         ([{"inputs": [[{"a": 1}]], "mask": "causal"}], "unhashable"),
+        ([{"inputs": ["a"], "labels": {"0": {}}, "mask": "causal"}], "the label {} at position 0 is unhashable"),
+        ([{"inputs": ["a"], "labels": {"0": [{}]}, "mask": "causal"}], "at position 0 is unhashable"),
+        ([{"inputs": ["a"], "labels": {"0": float("nan")}, "mask": "causal"}], "label nan at position 0 holds NaN"),
+        ([{"inputs": [["a", float("nan")]], "mask": "causal"}], "holds NaN"),
+        ([{"inputs": ["a"], "labels": 0, "mask": "causal"}], "labels must map positions to labels"),
+        ([{"inputs": ["a"], "labels": [], "mask": "causal"}], "labels must map positions to labels"),
         ([{"inputs": ["a"], "mask": "casual"}], "got 'casual'. Did you mean 'causal'?"),
         ([{"inputs": ["a"], "mask": {"groups": [2]}}], "add up to 1 inputs"),
         ([{"inputs": ["a"], "mask": {"groups": [0.5, 0.5]}}], "add up to 1 inputs"),
@@ -168,3 +220,8 @@ def test_bad_tasks(tmp_path, content, said):
     with pytest.raises(AttnExtError, match=said) as caught:
         read_tasks_file(write(tmp_path / "t.json", content))
     assert "\n" not in str(caught.value)
+
+
+def test_an_unhashable_label_cannot_be_drawn():
+    with pytest.raises(AttnExtError, match="the label at position 0 is unhashable"):
+        spec_of_task(Task("a", {0: [1]}, [[1]]))

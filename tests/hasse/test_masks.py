@@ -349,5 +349,59 @@ def test_rows_and_tiles_that_do_not_exist():
     for start, stop in ((-1, 2), (2, 1), (0, 4)):
         with pytest.raises(AttnExtError, match="do not exist"):
             masks.causal(3).rows(start, stop)
-    with pytest.raises(AttnExtError, match="block_size must be at least 1, got 0"):
+    with pytest.raises(AttnExtError, match="block_size must be a whole number of at least 1, got 0"):
         masks.causal(3).to_block_mask(block_size=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"labels": {"0": 1}}, "labels must map positions to tokens"),
+        ({"labels": {0: 1.0}}, "labels must map positions to tokens"),
+        ({"labels": {True: 1}}, "labels must map positions to tokens"),
+        ({"labels": [1]}, "labels must map positions to tokens"),
+        ({"labels": {2: 1}}, "a label is at position 2"),
+        ({"tokens": "x"}, "tokens must be a whole number"),
+        ({"tokens": 0}, "tokens must be a whole number"),
+        ({"position_ids": 5}, "position_ids must be whole numbers"),
+        ({"position_ids": [[0, 1], [2, 3]]}, "position_ids must be whole numbers"),
+        ({"position_ids": torch.zeros(50, 50)}, "position_ids must be whole numbers"),
+        ({"position_ids": [0.5, 1]}, "position_ids must be whole numbers"),
+        ({"position_ids": ["a", "b"]}, "position_ids must be whole numbers"),
+        ({"position_ids": [2**64, 1]}, "position_ids must be whole numbers"),
+        ({"position_ids": [1]}, "1 position_ids for 2 positions"),
+        ({"inputs": [[1], [2]]}, "the input at position 0 is unhashable"),
+        ({"roles": [1, 2]}, "roles and names must be texts"),
+    ],
+)
+def test_bad_parts_of_a_mask_of_ones_own(options, said):
+    with pytest.raises(AttnExtError, match=said) as caught:
+        MaskSpec.from_mask([[1, 0], [1, 1]], **options)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("huge", [2**24 + 1, 10**11, 10**40])
+def test_numbers_that_no_machine_can_list(huge):
+    for name in ("causal", "bidirectional", "butterfly"):
+        with pytest.raises(AttnExtError, match=f"{name}: n must be at most 16777216"):
+            masks.make_mask(name, n=huge)
+    for make in (
+        lambda: masks.document([3, huge]),
+        lambda: masks.xlnet_two_stream([huge]),
+        lambda: masks.butterfly(4, huge),
+    ):
+        with pytest.raises(AttnExtError, match="must be at most 16777216"):
+            make()
+    with pytest.raises(AttnExtError, match="the sum of lengths must be at most"):
+        masks.document([2**23, 2**23, 1])
+
+
+def test_numbers_that_are_not_whole_where_rows_are_counted():
+    spec = masks.causal(4)
+    for bad in (0, -1, 1.5):
+        with pytest.raises(AttnExtError, match="block_size must be a whole number"):
+            spec.to_block_mask(block_size=bad)
+    with pytest.raises(AttnExtError, match="rows 0.5 to 4"):
+        spec.rows(0.5)
+    with pytest.raises(AttnExtError, match=r"visible\[\d\] must be a whole number"):
+        masks.masked_autoencoder(3, {0, "a"})

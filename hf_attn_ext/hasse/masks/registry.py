@@ -41,6 +41,7 @@ class Entry:
 
 
 _MASKS: dict[str, Entry] = {}
+_MOST = 1 << 24  # tokens, or whatever an option counts: what a machine can list
 
 
 def register_mask(name: str, example: Mapping[str, Any]) -> Callable[[Maker], Maker]:
@@ -114,12 +115,14 @@ def whole_number(mask: str, name: str, value: Any, least: int, most: int | None 
     """``value`` as an int.
 
     Raises:
-        AttnExtError: not a whole number, or not from ``least`` to ``most``.
+        AttnExtError: not a whole number, or not from ``least`` to ``most`` (2**24 where there is no ``most``).
     """
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
         raise AttnExtError(f"{mask}: {name} must be a whole number {bounds}, got {value!r}")
+    if value > _MOST:
+        raise AttnExtError(f"{mask}: {name} must be at most {_MOST}, got {value!r}")
     return int(value)
 
 
@@ -132,7 +135,7 @@ def whole_numbers(mask: str, name: str, values: Any, least: int, most: int | Non
     if hasattr(values, "tolist"):
         values = values.tolist()
     if isinstance(values, set | frozenset):
-        values = sorted(values)
+        values = sorted(values) if all(isinstance(value, numbers.Integral) for value in values) else list(values)
     if not isinstance(values, list | tuple | range):
         raise AttnExtError(f"{mask}: {name} must be a list of whole numbers, got {values!r}")
     return [whole_number(mask, f"{name}[{i}]", value, least, most) for i, value in enumerate(values)]
