@@ -1,4 +1,4 @@
-"""Benchmarks of attention and of decoding: time, memory, growth, and the share of the machine's own limit.
+"""Benchmarks of attention, of decoding and of orders: time, memory, growth, the share of the machine's own limit.
 
 A floor above integration, beside hub; ``hf-attn-ext bench`` runs it, scripts may too:
 
@@ -12,6 +12,7 @@ from .attention import AttentionBench, bench_attention
 from .contestants import Contestant, Workload
 from .decode import DecodeBench, bench_decode
 from .figures import Crossover, crossover, growth
+from .hasse import HasseBench, bench_hasse
 from .timing import Timing, measure
 
 __all__ = [
@@ -19,10 +20,12 @@ __all__ = [
     "Contestant",
     "Crossover",
     "DecodeBench",
+    "HasseBench",
     "Timing",
     "Workload",
     "bench_attention",
     "bench_decode",
+    "bench_hasse",
     "crossover",
     "growth",
     "measure",

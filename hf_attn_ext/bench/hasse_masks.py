@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from ..hasse import BitMatrix, Task
+from ..errors import AttnExtError, suggest
+from ..hasse import BitMatrix, Poset, Task
 
 Rows = Callable[[np.ndarray], np.ndarray]  # row numbers (rows,) to numpy bool (rows, positions)
 BLOCK = 512
@@ -22,17 +23,16 @@ class MaskKind:
         name: on the command line and in reports.
         note: what it is.
         bars: whether the bars of speed count it; the others show where the algorithms are at their worst.
-        make: from the positions wanted to those there are, and the rows.
+        make: from the positions wanted to those there are, and the rows; a butterfly's number is one of its own, at
+            most two below the wanted.
+        longest: positions at most, where more would take minutes.
     """
 
     name: str
     note: str
     bars: bool
     make: Callable[[int], tuple[int, Rows]]
-
-    def positions(self, wanted: int) -> int:
-        """How many positions the mask has; a butterfly's number is one of its own, at most two below ``wanted``."""
-        return self.make(wanted)[0]
+    longest: int = 2**20
 
     def dense(self, wanted: int) -> torch.Tensor:
         """The mask as torch.bool (positions, positions)."""
@@ -78,13 +78,13 @@ def _butterfly(wanted: int) -> tuple[int, Rows]:
 
 
 def _random(share: Callable[[int], float], back: int = 0, cyclic: bool = False) -> Callable[[int], tuple[int, Rows]]:
-    """Edges drawn one by one: down a hidden order, and in short steps up it; or, where cyclic, from all to all."""
+    """Edges drawn one by one: down a hidden order, and in short steps up it; or, where cyclic, any."""
 
     def make(positions: int) -> tuple[int, Rows]:
         place = np.random.default_rng(positions).permutation(positions)  # in the hidden order
         steps = np.random.default_rng(positions + 1).integers(1, 9, positions)
         if back:
-            steps[np.arange(positions) % back > 0] = 0
+            steps[np.arange(positions) % back > 0] = 0  # a position sees itself anyway
 
         def rows(numbers: np.ndarray) -> np.ndarray:
             draw = np.random.default_rng([positions, int(numbers[0])])
@@ -94,7 +94,7 @@ def _random(share: Callable[[int], float], back: int = 0, cyclic: bool = False) 
             own = place[numbers][:, None]
             block &= place <= own
             if back:
-                block |= (place == own + steps[numbers][:, None]) | (place == own - 1)
+                block |= place == own + steps[numbers][:, None]
             return block
 
         return positions, rows
@@ -103,8 +103,7 @@ def _random(share: Callable[[int], float], back: int = 0, cyclic: bool = False) 
 
 
 def _layers(positions: int) -> tuple[int, Rows]:
-    layer = np.random.default_rng(positions).permutation(np.arange(positions) % 4).clip(1) - 1  # half in the lowest
-    layer = np.array([1, 0, 2])[layer]  # half in the middle one
+    layer = np.array([0, 1, 1, 2])[np.random.default_rng(positions).permutation(positions) % 4]
 
     def rows(numbers: np.ndarray) -> np.ndarray:
         draw = np.random.default_rng([positions, int(numbers[0])])
@@ -116,17 +115,38 @@ def _layers(positions: int) -> tuple[int, Rows]:
 KINDS = (
     MaskKind("causal", "every position sees those before it", True, _causal),
     MaskKind("butterfly", "two chains against each other, and 3n-2 positions for n tokens", True, _butterfly),
-    MaskKind("order", "a tenth of the pairs of a hidden order", True, _random(lambda n: 0.1)),
+    MaskKind("order", "half of the pairs of a hidden order", True, _random(lambda n: 0.5)),
     MaskKind(
         "digraph",
-        "a tenth of the pairs of a hidden order, the steps of it, and an eighth of the positions sees up to 8 steps up",
+        "half of the pairs of a hidden order; every eighth position sees another up to 8 steps up",
         True,
-        _random(lambda n: 0.1, back=8),
+        _random(lambda n: 0.5, back=8),
     ),
+    MaskKind("thin-order", "a tenth of the pairs of a hidden order", False, _random(lambda n: 0.1)),
     MaskKind("sparse-order", "ln n pairs a position, of a hidden order", False, _random(lambda n: 2 * np.log(n) / n)),
-    MaskKind("sparse-digraph", "two positions seen by each", False, _random(lambda n: 2 / n, cyclic=True)),
-    MaskKind("layers", "three layers, half of the pairs of neighbours: n^2 / 8 covers", False, _layers),
+    MaskKind("sparse-digraph", "two positions seen by each, any two", False, _random(lambda n: 2 / n, cyclic=True)),
+    MaskKind("layers", "three layers, half of the pairs of neighbours: n^2 / 8 covers", False, _layers, longest=8192),
 )
+
+
+NAMES = tuple(kind.name for kind in KINDS)
+
+
+def find_kind(name: str) -> MaskKind:
+    """Return a kind by its name.
+
+    Raises:
+        AttnExtError: an unknown name.
+    """
+    for kind in KINDS:
+        if kind.name == name:
+            return kind
+    raise AttnExtError(f"unknown mask {name!r}.{suggest(name, NAMES)} Masks: {', '.join(NAMES)}")
+
+
+def find_order(mask: torch.Tensor | BitMatrix) -> Poset:
+    """What is measured: classes, down-sets and covers of a mask."""
+    return Poset.from_mask(mask)
 
 
 def autoregressive_family(tokens: int) -> list[Task]:

@@ -28,8 +28,44 @@ from .contestants import Contestant, Workload, make_call
 WARM_UP = 64  # tokens
 
 
-class MemoryMeter:
-    """Measures one call after another; a context manager, whose end stops the server.
+class PeakServer:
+    """The server of :mod:`.peak_server`, started when first asked; a context manager, whose end stops it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen | None = None
+
+    def __enter__(self) -> PeakServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        server, self._process = self._process, None
+        if server is None:
+            return
+        if kind is not None and server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)  # the server and the process it measures
+        server.stdin.close()
+        server.wait()
+        server.stdout.close()
+
+    def ask(self, request: dict[str, Any]) -> tuple[int | None, str | None]:
+        """Return the bytes and None, or None and the reason why there are none."""
+        if not hasattr(os, "fork"):
+            return None, "this system cannot fork the process that would be measured"
+        if self._process is None:
+            self._process = _start_server()
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise AttnExtError(
+                f"the process that measures memory ended with code {self._process.wait()}; --skip-memory leaves it out"
+            )
+        answer = json.loads(line)
+        return answer.get("bytes"), answer.get("failure")
+
+
+class MemoryMeter(PeakServer):
+    """Measures one call of attention after another; a context manager.
 
     Args:
         workload: sizes, dtype and device.
@@ -41,21 +77,8 @@ class MemoryMeter:
     """
 
     def __init__(self, workload: Workload, threads: int) -> None:
+        super().__init__()
         self.workload, self.threads = workload, threads
-        self._server: subprocess.Popen | None = None
-
-    def __enter__(self) -> MemoryMeter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        server, self._server = self._server, None
-        if server is None:
-            return
-        if kind is not None and server.poll() is None:
-            os.killpg(server.pid, signal.SIGKILL)  # the server and the process it measures
-        server.stdin.close()
-        server.wait()
-        server.stdout.close()
 
     def peak(self, contestant: Contestant, length: int, causal: bool, which: str) -> tuple[int | None, str | None]:
         """Return the bytes and None, or None and the reason why there are none.
@@ -65,9 +88,8 @@ class MemoryMeter:
         """
         if self.workload.device != "cpu":
             return _cuda_peak(contestant, self.workload, length, causal, which), None
-        if not hasattr(os, "fork"):
-            return None, "this system cannot fork the process that would be measured"
         request = {
+            "what": "attention",
             "contestant": dataclasses.asdict(contestant),
             "workload": dataclasses.asdict(self.workload),
             "threads": self.threads,
@@ -75,20 +97,7 @@ class MemoryMeter:
             "causal": causal,
             "which": which,
         }
-        answer = self._ask(request)
-        return answer.get("bytes"), answer.get("failure")
-
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self._server is None:
-            self._server = _start_server()
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        line = self._server.stdout.readline()
-        if not line:
-            raise AttnExtError(
-                f"the process that measures memory ended with code {self._server.wait()}; --skip-memory leaves it out"
-            )
-        return json.loads(line)
+        return self.ask(request)
 
 
 def available_bytes(device: str) -> int | None:

@@ -1,6 +1,6 @@
 """``python -m hf_attn_ext.bench.peak_server``: forks one process a request, which measures its own peak memory.
 
-Requests come in on stdin, answers go out on stdout, one JSON object a line; see :class:`.memory.MemoryMeter`. The
+Requests come in on stdin, answers go out on stdout, one JSON object a line; see :class:`.memory.PeakServer`. The
 server itself never computes anything, so every child starts from the same state, with everything imported.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from .contestants import Contestant, Workload
+from .hasse_masks import find_kind, find_order
 from .memory import measured_call
 from .timing import out_of_memory
 
@@ -66,14 +67,29 @@ def _hand_back() -> None:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(request["threads"])
-    contestant, workload = Contestant(**request["contestant"]), Workload(**request["workload"])
     try:
-        call = measured_call(contestant, workload, request["length"], request["causal"], request["which"])
-        return {"bytes": peak_of(call)}
+        return {"bytes": peak_of(CALLS[request["what"]](request))}
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         return {"failure": "ran out of memory"}
+
+
+def _attention(request: dict[str, Any]) -> Callable[[], object]:
+    contestant, workload = Contestant(**request["contestant"]), Workload(**request["workload"])
+    return measured_call(contestant, workload, request["length"], request["causal"], request["which"])
+
+
+def _order(request: dict[str, Any]) -> Callable[[], object]:
+    """The order behind a mask that exists already; what the call returns is kept, as a caller keeps it."""
+    kind = find_kind(request["mask"])
+    find_order(kind.dense(64))
+    mask = kind.packed(request["positions"]) if request["packed"] else kind.dense(request["positions"])
+    kept: list[object] = []
+    return lambda: kept.append(find_order(mask))
+
+
+CALLS = {"attention": _attention, "order": _order}
 
 
 def _in_a_child(request: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def attention_tables(report: Report) -> list[Table]:
     for direction in rows.directions:
         for which in PASSES:
             tables.append(
-                _lengths_table(rows, direction, which, "milliseconds, median ± half the quartiles' distance", _time)
+                _lengths_table(rows, direction, which, "milliseconds, median ± half the quartiles' distance", show_time)
             )
             tables.append(_speed_table(rows, direction, which))
             if report["settings"]["memory"]:
@@ -95,7 +95,7 @@ def _shortened(places: list[str]) -> str:
     return "; ".join(places) if len(places) <= 3 else f"{places[0]}; ... {places[-1]}; {len(places)} times"
 
 
-def _time(row: dict[str, Any]) -> str:
+def show_time(row: dict[str, Any]) -> str:
     timing = row.get("seconds")
     if not timing:
         return "-"
@@ -107,15 +107,15 @@ def _time(row: dict[str, Any]) -> str:
 
 def _peak(row: dict[str, Any]) -> str:
     peak = row.get("peak_bytes")
-    return "-" if peak is None else _mebibytes(peak)
+    return "-" if peak is None else show_mebibytes(peak)
 
 
-def _mebibytes(size: int) -> str:
+def show_mebibytes(size: int) -> str:
     return f"{size / MIB:.3g}" if size < 100 * MIB else f"{size / MIB:,.0f}"
 
 
 def _lengths_table(rows: Rows, direction: str, which: str, what: str, cell: Callable[[dict[str, Any]], str]) -> Table:
-    table = _table(f"{direction}, {which}: {what}", [f"{length:,}" for length in rows.lengths])
+    table = make_table(f"{direction}, {which}: {what}", [f"{length:,}" for length in rows.lengths])
     for name in rows.names:
         table.add_row(name, *(cell(rows.row(direction, which, name, length)) for length in rows.lengths))
     return table
@@ -123,7 +123,7 @@ def _lengths_table(rows: Rows, direction: str, which: str, what: str, cell: Call
 
 def _speed_table(rows: Rows, direction: str, which: str) -> Table:
     columns = [*(f"{length:,}" for length in rows.lengths), "faster from"]
-    table = _table(f"{direction}, {which}: times faster than sdpa (below 1 is slower)", columns)
+    table = make_table(f"{direction}, {which}: times faster than sdpa (below 1 is slower)", columns)
     theirs = rows.seconds(direction, which, "sdpa")
     crossings = {
         row["contestant"]: row["crossover"][which]
@@ -133,7 +133,7 @@ def _speed_table(rows: Rows, direction: str, which: str) -> Table:
     for name in rows.names:
         if name != "sdpa":
             ours = rows.seconds(direction, which, name)
-            cells = [_factor(a / b if a and b else None) for a, b in zip(theirs, ours, strict=True)]
+            cells = [show_factor(a / b if a and b else None) for a, b in zip(theirs, ours, strict=True)]
             found = Crossover(**crossings[name]) if name in crossings else "-"
             table.add_row(name, *cells, str(found))
     return table
@@ -152,15 +152,15 @@ def _summary_table(rows: Rows, direction: str) -> Table:
         "memory growth",
         f"share of limit {limit:,}",
     ]
-    table = _table(f"{direction}: forward | forward+backward", columns)
+    table = make_table(f"{direction}: forward | forward+backward", columns)
     for row in chosen:
         table.add_row(
             row["contestant"],
-            _pair(_factor, row["speed_to_sdpa"]),
-            _pair(_factor, row["speed_to_performer_pytorch"]),
+            _pair(show_factor, row["speed_to_sdpa"]),
+            _pair(show_factor, row["speed_to_performer_pytorch"]),
             _pair(_percent, row["memory_to_eager"]),
-            _pair(_slope, row["time_growth"]),
-            _pair(_slope, row["memory_growth"]),
+            _pair(show_slope, row["time_growth"]),
+            _pair(show_slope, row["memory_growth"]),
             _pair(_percent, row["limit_share"]),
         )
     return table
@@ -171,27 +171,29 @@ def decode_tables(report: Report) -> list[Table]:
     contexts = report["settings"]["contexts"]
     columns = [f"{context:,}" for context in contexts]
     tables = []
-    times = _table("milliseconds a token after so many, median ± half the quartiles' distance", [*columns, "growth"])
-    speed = _table("times faster than sdpa with the default cache (below 1 is slower)", [*columns, "faster from"])
-    state = _table("state, MiB", columns)
+    times = make_table(
+        "milliseconds a token after so many, median ± half the quartiles' distance", [*columns, "growth"]
+    )
+    speed = make_table("times faster than sdpa with the default cache (below 1 is slower)", [*columns, "faster from"])
+    state = make_table("state, MiB", columns)
     for row in report["rows"]:
-        times.add_row(row["name"], *(_time({"seconds": x}) for x in row["seconds"]), _slope(row["growth"]))
-        state.add_row(row["name"], *("-" if x is None else _mebibytes(x) for x in row["state_bytes"]))
+        times.add_row(row["name"], *(show_time({"seconds": x}) for x in row["seconds"]), show_slope(row["growth"]))
+        state.add_row(row["name"], *("-" if x is None else show_mebibytes(x) for x in row["state_bytes"]))
         if row["crossover"]:
-            cells = [_factor(x) for x in row["speed_to_sdpa"]]
+            cells = [show_factor(x) for x in row["speed_to_sdpa"]]
             speed.add_row(row["name"], *cells, str(Crossover(**row["crossover"])))
     tables += [times, speed, state]
     short = report["short"]
     if short:
         title = f"generate(): {short['new_tokens']} tokens after a prompt of {short['prompt']}"
-        table = _table(title, ["milliseconds", "x sdpa"])
+        table = make_table(title, ["milliseconds", "x sdpa"])
         for row in short["rows"]:
-            table.add_row(row["name"], _time(row), _factor(row["speed_to_sdpa"]))
+            table.add_row(row["name"], show_time(row), show_factor(row["speed_to_sdpa"]))
         tables.append(table)
     return tables
 
 
-def _table(title: str, columns: Iterable[str]) -> Table:
+def make_table(title: str, columns: Iterable[str]) -> Table:
     table = Table(title=title)
     table.add_column("")
     for column in columns:
@@ -203,7 +205,7 @@ def _pair(cell: Callable[[Any], str], values: dict[str, Any]) -> str:
     return " | ".join(cell(values[which]) for which in PASSES)
 
 
-def _factor(value: float | None) -> str:
+def show_factor(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
@@ -211,5 +213,5 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _slope(value: dict[str, float] | None) -> str:
+def show_slope(value: dict[str, float] | None) -> str:
     return "-" if value is None else f"{value['slope']:.2f}"

@@ -1,4 +1,4 @@
-"""``hf-attn-ext bench attention`` and ``bench decode``: how fast, how much memory, from which length on it pays."""
+"""``hf-attn-ext bench attention | decode | hasse``: how fast, how much memory, from which length on it pays."""
 
 from __future__ import annotations
 
@@ -124,6 +124,52 @@ def decode(
     _show(report, decode_tables(report), file)
 
 
+def hasse(
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="Positions of dense masks, increasing, with commas.")
+    ] = "512,1024,2048,4096,8192",
+    packed: Annotated[
+        str, typer.Option("--packed", help="Positions of masks given as bit rows, increasing, with commas; or `none`.")
+    ] = "16384,32768",
+    masks: Annotated[str, typer.Option("--masks", help="Names with commas, or `all`.")] = "all",
+    networkx_limit: Annotated[
+        int, typer.Option("--networkx-limit", min=0, help="The longest length for networkx.")
+    ] = 512,
+    threads: Threads = None,
+    repeats: Repeats = 15,
+    budget: Annotated[float, typer.Option("--budget-seconds", help="Seconds of timed calls, a mask and length.")] = 3.0,
+    skip_memory: Annotated[bool, typer.Option("--skip-memory", help="Only times.")] = False,
+    skip_families: Annotated[bool, typer.Option("--skip-families", help="No joint tasks.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="The folder for the JSON file.")] = Path("runs/bench"),
+) -> None:
+    """Time the order behind a mask (classes, down-sets, covers) and its peak memory, against networkx at 512 positions.
+
+    Also derives two joint tasks and proves them. Prints how times grow, says which bars are met, and writes hasse.json.
+    """
+    chosen = parse_lengths(lengths, "--lengths")
+    chosen_packed = () if packed == "none" else parse_lengths(packed, "--packed")
+
+    from ..bench.hasse import NAMES, HasseBench, bench_hasse
+    from ..bench.hasse_report import hasse_heading, hasse_notes, hasse_tables
+    from ..bench.report import check_folder, write_report
+
+    settings = HasseBench(
+        lengths=chosen,
+        packed=chosen_packed,
+        masks=NAMES if masks == "all" else parse_names(masks),
+        networkx_limit=networkx_limit,
+        threads=threads,
+        repeats=repeats,
+        budget=budget,
+        memory=not skip_memory,
+        families=not skip_families,
+    )
+    file = check_folder(out) / "hasse.json"
+    report = bench_hasse(settings, _progress, lambda report: write_report(report, file))
+    _print(hasse_heading(report), hasse_tables(report), hasse_notes(report))
+    typer.echo(f"report: {file}")
+
+
 def parse_lengths(text: str, option: str) -> tuple[int, ...]:
     """Return the numbers in ``"256,512"``.
 
@@ -152,16 +198,20 @@ def _progress(text: str) -> None:
 
 
 def _show(report: dict[str, Any], tables: list[Any], file: Path) -> None:
-    from rich.console import Console
-
     from ..bench.report import heading, notes
 
+    _print(heading(report), tables, notes(report))
+    typer.echo(f"report: {file}\npicture: {file.with_suffix('.png')}")
+
+
+def _print(heading: str, tables: list[Any], notes: list[str]) -> None:
+    from rich.console import Console
+
     console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(heading(report), highlight=False)
+    console.print(heading, highlight=False)
     for table in tables:
         title, table.title = table.title, None  # a title of the table's own breaks at the table's width
         console.print(f"\n{title}", style="bold", highlight=False, markup=False)
         console.print(table)
-    for line in notes(report):
+    for line in notes:
         console.print(line, highlight=False, markup=False)
-    typer.echo(f"report: {file}\npicture: {file.with_suffix('.png')}")

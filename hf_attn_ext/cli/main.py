@@ -53,9 +53,12 @@ _add("push", push.push)
 _add("list", list_names.list_names)
 _add("doctor", doctor.doctor)
 
-benches = typer.Typer(help="Measure speed and memory against softmax and performer-pytorch.", rich_markup_mode=None)
+benches = typer.Typer(
+    help="Measure speed and memory against softmax, performer-pytorch and networkx.", rich_markup_mode=None
+)
 _add("attention", bench.attention, benches)
 _add("decode", bench.decode, benches)
+_add("hasse", bench.hasse, benches)
 app.add_typer(benches, name="bench")
 
 masks = typer.Typer(help="Masks: look at one, at the order behind it, derive one from tasks.", rich_markup_mode=None)

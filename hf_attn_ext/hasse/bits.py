@@ -51,6 +51,13 @@ class BitMatrix:
         self.words, self.columns = words, columns
 
     @classmethod
+    def _made(cls, words: np.ndarray, columns: int) -> BitMatrix:
+        """Without the checks, of words that come from here."""
+        made = cls.__new__(cls)
+        made.words, made.columns = words, columns
+        return made
+
+    @classmethod
     def from_dense(cls, dense: np.ndarray) -> BitMatrix:
         """Pack a numpy bool (rows, columns)."""
         rows, columns = dense.shape
@@ -60,14 +67,14 @@ class BitMatrix:
             padded = np.zeros((rows, width), np.uint8)
             padded[:, : packed.shape[1]] = packed
             packed = padded
-        return cls(_as_words(packed), columns)
+        return cls._made(_as_words(packed), columns)
 
     @classmethod
     def from_integers(cls, rows: Sequence[int], columns: int) -> BitMatrix:
         """Pack one integer a row."""
         size = _width(columns) * 8
         joined = b"".join([row.to_bytes(size, "little") for row in rows])
-        return cls(_as_words(np.frombuffer(joined, np.uint8).reshape(len(rows), size)), columns)
+        return cls._made(_as_words(np.frombuffer(joined, np.uint8).reshape(len(rows), size)), columns)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -109,7 +116,7 @@ class BitMatrix:
             words[index, index // WORD] |= bit
         else:
             words[index, index // WORD] &= ~bit
-        return BitMatrix(words, self.columns)
+        return BitMatrix._made(words, self.columns)
 
     def transposed(self) -> BitMatrix:
         """Return the transpose."""
@@ -117,7 +124,7 @@ class BitMatrix:
         words = np.zeros((_width(rows) * WORD, self.words.shape[1]), np.uint64)
         words[:rows] = self.words
         turned = _turned_small(words) if words.size <= _SMALL else _turned(words)
-        return BitMatrix(turned[:columns], rows)
+        return BitMatrix._made(turned[:columns], rows)
 
     def reordered(self, order: np.ndarray) -> BitMatrix:
         """Return a square matrix with rows and columns in another order: [i, j] is the old [order[i], order[j]]."""
@@ -126,7 +133,7 @@ class BitMatrix:
     def united_rows(self, order: np.ndarray, starts: np.ndarray | None = None) -> BitMatrix:
         """Return the rows in the order given, int (rows',); with ``starts`` each run of them, begun there, as one."""
         words = self.words[order]
-        return BitMatrix(words if starts is None else np.bitwise_or.reduceat(words, starts, axis=0), self.columns)
+        return BitMatrix._made(words if starts is None else np.bitwise_or.reduceat(words, starts, axis=0), self.columns)
 
 
 def bits_of(row: int) -> np.ndarray:

@@ -51,15 +51,14 @@ def strong_classes(rows: list[int]) -> list[tuple[int, ...]]:
     """Return the classes of mutually reachable positions, each after all that it sees.
 
     A walk that keeps the path of unfinished classes: what the last class sees is either new (the path grows), on the
-    path (the last two classes are one), or finished; with nothing of the first two kinds left, the class is finished.
-    A class goes by one of its positions, under which the row of all is kept.
+    path (all from there to the last are one class), or finished; with nothing of the first two kinds left, the class is
+    finished. A class goes by one of its positions.
 
     Args:
         rows: N integers, row i without bit i.
     """
-    rows = list(rows)
     unseen = alive = (1 << len(rows)) - 1  # not walked to yet; not in a finished class
-    united: dict[int, tuple[list[int], int]] = {}  # positions and bits of classes with more than one
+    united: dict[int, tuple[list[int], int, int]] = {}  # positions, their bits and row, of classes with more than one
     classes: list[tuple[int, ...]] = []
     while unseen:
         last = (unseen & -unseen).bit_length() - 1
@@ -74,13 +73,23 @@ def strong_classes(rows: list[int]) -> list[tuple[int, ...]]:
                 unseen ^= 1 << last
                 row = rows[last]
                 continue
-            if row & alive:
-                previous = path[-1]
-                members, inside = _united(united.pop(last, None), last, united.get(previous), previous)
-                united[previous] = members, inside
-                rows[previous] = (rows[previous] | row | inside) ^ inside
-            elif united and last in united:
-                members, inside = united.pop(last)
+            seen = row & alive
+            if seen:
+                members, inside, row = united.get(last) or ([last], 1 << last, row)
+                while seen:
+                    previous = path.pop()
+                    more, bits, sees = united.pop(previous, None) or ((previous,), 1 << previous, rows[previous])
+                    if len(more) > len(members):
+                        more, members = members, more
+                    members += more
+                    inside |= bits
+                    row |= sees
+                    seen = (seen | bits) ^ bits
+                row = (row | inside) ^ inside
+                united[last] = members, inside, row
+                continue
+            if united and last in united:
+                members, inside, _ = united.pop(last)
                 alive ^= inside
                 classes.append(tuple(sorted(members)))
             else:
@@ -89,20 +98,8 @@ def strong_classes(rows: list[int]) -> list[tuple[int, ...]]:
             if not path:
                 break
             last = path.pop()
-            row = rows[last]
+            row = united[last][2] if united and last in united else rows[last]
     return classes
-
-
-def _united(
-    one: tuple[list[int], int] | None, last: int, other: tuple[list[int], int] | None, previous: int
-) -> tuple[list[int], int]:
-    """Positions and bits of two classes together; a class without an entry is its one position."""
-    more, inside = one or ([last], 1 << last)
-    less, bits = other or ([previous], 1 << previous)
-    if len(more) < len(less):
-        more, less = less, more
-    more += less
-    return more, inside | bits
 
 
 def closure_and_covers(rows: list[int], many: int = 16) -> tuple[list[int], np.ndarray, np.ndarray]:

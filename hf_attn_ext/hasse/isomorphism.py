@@ -23,7 +23,7 @@ def isomorphic(one: Poset, other: Poset) -> bool:
 
     Source: ours; colour refinement with individualisation.
     """
-    if len(one) != len(other) or len(one.covers) != len(other.covers):
+    if len(one) != len(other) or one.num_covers != other.num_covers:
         return False
     sides = [_without_twins(poset) for poset in (one, other)]
     if len(sides[0][0]) != len(sides[1][0]):

@@ -112,8 +112,7 @@ class Poset:
         return len(self.classes)
 
     def __repr__(self) -> str:
-        covers = len(self._order.lower)
-        return f"Poset({self.num_positions} positions, {len(self)} classes, {covers} covers)"
+        return f"Poset({self.num_positions} positions, {len(self)} classes, {self.num_covers} covers)"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Poset):
@@ -130,6 +129,11 @@ class Poset:
     @property
     def num_positions(self) -> int:
         return sum(map(len, self.classes))
+
+    @property
+    def num_covers(self) -> int:
+        """How many pairs :attr:`covers` has, without making them."""
+        return len(self._order.lower)
 
     @functools.cached_property
     def class_of(self) -> np.ndarray:
