@@ -148,7 +148,7 @@ def _labels(
             if place not in tasks[which].labels:
                 continue
             label = tasks[which].labels[place]
-            if any(label is target or label == target for target in targets):
+            if any(same_label(label, target) for target in targets):
                 continue
             targets.append(label)
             named.append((which, place))
@@ -161,3 +161,19 @@ def _labels(
         if targets:
             labels[position] = tuple(targets) if conflicts == "keep" else targets[0]
     return labels
+
+
+def same_label(one: Any, other: Any) -> bool:
+    """Whether two labels are the same object, or equal.
+
+    Raises:
+        AttnExtError: a comparison that is neither true nor false, as that of tensors.
+    """
+    if one is other:
+        return True
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError, RuntimeError):
+        raise AttnExtError(
+            f"labels of type {type(one).__name__} cannot be compared with ==; give numbers, text or tuples"
+        ) from None

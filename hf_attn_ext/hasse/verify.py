@@ -10,10 +10,10 @@ import numpy as np
 
 from .bits import bits_of
 from .exhaustive import candidates, smallest_supergraph
+from .joint import JointTask, same_label
 from .poset import expanded
 
 if TYPE_CHECKING:
-    from .joint import JointTask
     from .task import Task
 
 SMALL = 1000  # ways to unite nodes, up to which all are tried
@@ -44,8 +44,8 @@ def verify(joint: JointTask) -> Verification:
     """See :meth:`.JointTask.verify`."""
     problems = []
     flow = expanded(joint.poset)
-    for which, (task, place) in enumerate(zip(joint.tasks, _places(joint), strict=True)):
-        problems += [f"task {which}: {problem}" for problem in _embedding(joint, flow, task, place)]
+    for which, (task, places) in enumerate(zip(joint.tasks, _places(joint), strict=True)):
+        problems += [f"task {which}: {problem}" for problem in _embedding(joint, flow, task, places)]
     if not all(joint.sources):
         problems.append(f"position {joint.sources.index([])} stands for no position of any task")
     nodes, types = len(joint.poset), count_types(joint.tasks)
@@ -77,18 +77,20 @@ def count_types(tasks: Sequence[Task]) -> int:
     return len(types)
 
 
-def _places(joint: JointTask) -> list[list[int]]:
-    """Of every task, the joint task's position of each position, or -1."""
-    places = [[-1] * len(task) for task in joint.tasks]
+def _places(joint: JointTask) -> list[list[list[int]]]:
+    """Of every task, the joint task's positions that stand for each position."""
+    places: list[list[list[int]]] = [[[] for _ in task.inputs] for task in joint.tasks]
     for position, pairs in enumerate(joint.sources):
         for which, source in pairs:
-            places[which][source] = position
+            places[which][source].append(position)
     return places
 
 
-def _embedding(joint: JointTask, flow: np.ndarray, task: Task, place: list[int]) -> list[str]:
-    if -1 in place:
-        return [f"position {place.index(-1)} has no place in the joint task"]
+def _embedding(joint: JointTask, flow: np.ndarray, task: Task, places: list[list[int]]) -> list[str]:
+    for source, found in enumerate(places):
+        if len(found) != 1:
+            return [f"position {source} has {len(found)} places in the joint task"]
+    place = [position for (position,) in places]
     if len(set(place)) < len(place):
         return ["two of its positions have one place in the joint task"]
     problems = []
@@ -98,7 +100,7 @@ def _embedding(joint: JointTask, flow: np.ndarray, task: Task, place: list[int])
         if source in task.labels:
             kept = joint.labels.get(position, ())
             targets = kept if joint.conflicts == "keep" else (kept,)
-            if position not in joint.labels or not any(task.labels[source] == target for target in targets):
+            if position not in joint.labels or not any(same_label(task.labels[source], x) for x in targets):
                 problems.append(f"the label of position {source} is not kept")
     own = expanded(task.poset)
     if not np.array_equal(flow[np.ix_(place, place)], own):
