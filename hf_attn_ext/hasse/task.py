@@ -136,10 +136,12 @@ class Task:
         return BitMatrix.from_dense(expanded(self.poset))
 
     def _read_order(self, order: Sequence[int]) -> list[int]:
-        order = [_whole(position) for position in order]
-        if sorted(order) != list(range(len(self))):
-            raise AttnExtError(f"the new order must hold every position from 0 to {len(self) - 1} once, got {order!r}")
-        return order
+        read = [_whole(position) for position in order]
+        if len(read) != len(self) or set(read) != set(range(len(self))):
+            raise AttnExtError(
+                f"the new order must hold every position from 0 to {len(self) - 1} once, got {list(order)!r}"
+            )
+        return read
 
 
 def check_distinct(inputs: Sequence[Hashable], name: str = "") -> None:
