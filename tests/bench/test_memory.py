@@ -25,7 +25,7 @@ def test_peaks_are_those_of_the_tensors_that_must_be_held():
             meter.peak(contestant, 1024, False, which)
             for contestant, which in ((eager, FORWARD), (eager, BOTH), (sdpa, FORWARD))
         )
-        server = meter._server.pid
+        server = meter._process.pid
         again = meter.peak(eager, 1024, False, FORWARD)
         broken = meter.peak(Contestant("no such kernel", "other", 1, 1), 8, False, FORWARD)
     assert all(failure is None for _, failure in (forward, both, fused, again))
@@ -62,7 +62,8 @@ def test_running_out_of_memory_is_an_answer(monkeypatch):
 
     monkeypatch.setattr(peak_server, "measured_call", hungry)
     contestant = {"name": "sdpa", "family": "softmax"}
-    request = {"contestant": contestant, "workload": {}, "threads": 1, "length": 1, "causal": False, "which": FORWARD}
+    request = {"what": "attention", "contestant": contestant, "workload": {}, "threads": 1, "length": 1}
+    request |= {"causal": False, "which": FORWARD}
     assert peak_server._in_a_child(request) == {"failure": "ran out of memory"}
 
 
