@@ -1,19 +1,19 @@
 """A small GPT trained on real English from scratch: softmax, every kernel, and a control that sees the last 8 tokens.
 
     python examples/train_sotu_gpt.py                                       # one seed of everything
-    python examples/train_sotu_gpt.py --kernels flexformer_c,hedgehog,elu --seeds 0,1,2
+    python examples/train_sotu_gpt.py --seeds 0,1,2 --once performer,rfa    # three seeds; of these two one
 
 The text: the State of the Union addresses, 1790 to 2026, split by year (``examples/assets.py``). A byte-level BPE
 vocabulary is trained on the training years. Every run has the same data in the same order, the same steps, the same
 initial weights and the same number of parameters: what a kernel's feature maps hold is taken off the MLPs' width.
 
 ``softmax`` is the stock model, rotary positions and every second layer with a window of 4 tokens (the host's Qwen2
-classes): such layers learn quickly what stands nearby, which takes full attention many times the steps. They keep
-softmax in every model; the others are what is compared. ``last-8`` has windows in those too, so narrow that a
+classes): such layers learn quickly what stands nearby, and leave the rest to the others. They keep softmax in every
+model; the others are what is compared. ``last-8`` has windows in those too, so narrow that a
 prediction depends on the last 8 tokens and on nothing before them. What softmax gains over it is what looking back is
 worth here, and a kernel shall keep it. The linear models are converted before training (``hf_attn_ext.convert``) and
 trained whole; their maps may learn faster (``--map-lr-factor``). ``--local-window 0`` has no local layers (Llama), and
-``--positions learned`` is GPT-2: both need several times as many steps until they look anywhere.
+``--positions learned`` is GPT-2, which has none either: with ``--kernels none`` one sees how softmax does there.
 
 The library's training loop runs all of it (``hf_attn_ext.training``), so a stopped run goes on when the same command is
 given again; a finished one is read. Writes OUT/results.json, .md and .png; the models are in OUT/NAME/seed-SEED/model.
@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 import numpy as np  # noqa: E402
 from assets import AssetError  # noqa: E402
-from sotu_gpt.control import control_name, windows  # noqa: E402
+from sotu_gpt.control import control_name, local_layers, windows  # noqa: E402
 from sotu_gpt.corpus import Corpus  # noqa: E402
 from sotu_gpt.models import build_model  # noqa: E402
 from sotu_gpt.report import report  # noqa: E402
@@ -156,6 +156,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", default=",".join(KERNELS), help="with commas; none: the two baselines alone")
     parser.add_argument("--seeds", default="0", help="with commas; each is a run of every model")
+    parser.add_argument("--once", default="", help="kernels that get the first seed alone, with commas")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=128)
@@ -185,14 +186,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check(options: argparse.Namespace) -> tuple[list[str], list[int]]:
-    """Return the models' names and the seeds; raise AttnExtError for what does not fit."""
+def check(options: argparse.Namespace) -> list[tuple[str, int]]:
+    """Return the runs, a model's name and a seed each; raise AttnExtError for what does not fit."""
     from hf_attn_ext.attention import list_kernels
 
     kernels = [name for name in options.kernels.split(",") if name and name != "none"]
+    once = [name for name in options.once.split(",") if name]
     for name in kernels:
         if name not in list_kernels():
             raise AttnExtError(f"unknown kernel {name!r}.{suggest(name, list_kernels())}")
+    for name in once:
+        if name not in kernels:
+            raise AttnExtError(f"--once names {name!r}, which is none of --kernels.{suggest(name, kernels)}")
     seeds = options.seeds.split(",")
     wrong = next((seed for seed in seeds if not seed.isdigit()), None)
     if wrong is not None:
@@ -202,20 +207,19 @@ def check(options: argparse.Namespace) -> tuple[list[str], list[int]]:
             raise AttnExtError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if options.hidden % options.heads:
         raise AttnExtError(f"--hidden {options.hidden} is no multiple of --heads {options.heads}")
-    if options.positions == "learned":
-        options.local_window = 0  # GPT-2 has no such layers
-    elif options.local_window and options.layers < 2:
+    if any(local_layers(options)) and options.layers < 2:
         raise AttnExtError("--layers 1 leaves no layer beside the local ones: give more, or --local-window 0")
     windows(options)
     if options.vocabulary < 300:
         raise AttnExtError(f"--vocabulary {options.vocabulary} is too small: 256 bytes, and some words")
-    return ["softmax", control_name(options), *kernels], [int(seed) for seed in seeds]
+    names = ["softmax", control_name(options), *kernels]
+    return [(name, int(seed)) for name in names for seed in (seeds[:1] if name in once else seeds)]
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
-        names, seeds = check(options)
+        runs = check(options)
         from accelerate import Accelerator
         from transformers.utils import logging
 
@@ -224,12 +228,11 @@ def main(arguments: list[str] | None = None) -> int:
         accelerator = Accelerator(mixed_precision=options.precision)
         corpus = Corpus(options)
         results = []
-        for name in names:
-            for seed in seeds:
-                result = run(name, seed, options, corpus, accelerator)
-                perplexity, minutes = result["scores"]["perplexity"], result["seconds"] / 60
-                print(f"[sotu] {name} seed {seed}: {perplexity:.2f}, {minutes:.1f} min", file=sys.stderr, flush=True)
-                results.append(result)
+        for name, seed in runs:
+            result = run(name, seed, options, corpus, accelerator)
+            perplexity, minutes = result["scores"]["perplexity"], result["seconds"] / 60
+            print(f"[sotu] {name} seed {seed}: {perplexity:.2f}, {minutes:.1f} min", file=sys.stderr, flush=True)
+            results.append(result)
         report(results, options, settings_of(options), corpus)
     except (AttnExtError, AssetError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)

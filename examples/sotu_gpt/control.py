@@ -18,8 +18,12 @@ def control_name(options: argparse.Namespace) -> str:
 
 
 def local_layers(options: argparse.Namespace) -> list[bool]:
-    """Which layers see a window only, in every model: each second one from the first, where there is a window."""
-    return [bool(options.local_window) and layer % 2 == 0 for layer in range(options.layers)]
+    """Which layers see a window only, in every model: each second one from the first, where there is a window.
+
+    GPT-2 (learned positions) has no such layers.
+    """
+    some = options.local_window > 0 and options.positions == "rotary"
+    return [some and layer % 2 == 0 for layer in range(options.layers)]
 
 
 def windows(options: argparse.Namespace) -> list[int]:

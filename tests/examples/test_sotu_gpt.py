@@ -62,6 +62,13 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     assert "another lr: 0.003, not 0.5" in capsys.readouterr().err
 
 
+def test_the_runs_that_are_asked_for():
+    names = ("softmax", "last-8", "elu")
+    three = [(name, seed) for name in names for seed in (3, 1, 2)]
+    found = train_sotu_gpt.check(options("--kernels", "elu,rfa", "--seeds", "3,1,2", "--once", "rfa"))
+    assert found == [*three, ("rfa", 3)]
+
+
 @torch.no_grad()
 def test_the_control_sees_the_last_tokens_and_no_others():
     for layers, window, local in ((4, 8, 4), (2, 8, 4), (3, 8, 3), (4, 8, 0), (3, 8, 0), (2, 5, 0), (4, 2, 0)):
@@ -95,6 +102,10 @@ def test_every_kernel_has_the_same_size():
     [
         (["--kernels", "hedghog"], "'hedghog'. Did you mean 'hedgehog'?"),
         (["--seeds", "0,x"], "'x'"),
+        (
+            ["--kernels", "elu,rfa", "--once", "rfaa"],
+            "--once names 'rfaa', which is none of --kernels. Did you mean 'rfa'?",
+        ),
         (["--hidden", "15"], "--hidden 15"),
         (["--steps", "0"], "--steps must be at least 1"),
         (["--vocabulary", "256"], "--vocabulary 256"),
