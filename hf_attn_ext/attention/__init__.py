@@ -1,12 +1,20 @@
 """Attention floor: feature maps (kernels) and the forms that apply them. Knows torch, nothing of transformers."""
 
 from .feature_maps import FeatureMap, Features, Side
-from .forms import AttentionState, attention_weights, causal_attention, linear_attention, naive_attention
+from .forms import (
+    AttentionState,
+    BoundMaps,
+    attention_weights,
+    causal_attention,
+    linear_attention,
+    naive_attention,
+)
 from .registry import list_kernels, make_feature_map, register_kernel
 from .statistics import QKStatistics
 
 __all__ = [
     "AttentionState",
+    "BoundMaps",
     "FeatureMap",
     "Features",
     "QKStatistics",

@@ -15,7 +15,7 @@ from torch import LongTensor, Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
 
-from ..attention import AttentionState
+from ..attention import AttentionState, BoundMaps
 from ..config import AttnExtConfig
 from ..errors import AttnExtError
 from .families import slides
@@ -30,6 +30,7 @@ class KernelStateLayer(CacheLayerMixin):
         state: the sums over all tokens so far, or None before the first.
         seen: tokens that are in the state, padding included.
         incoming: tokens of the call that is going on.
+        maps: the layer's feature map, folded once for a whole generation.
     """
 
     is_sliding = False
@@ -38,6 +39,7 @@ class KernelStateLayer(CacheLayerMixin):
         super().__init__()
         self.state: AttentionState | None = None
         self.seen = self.incoming = 0
+        self.maps = BoundMaps()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -76,6 +78,7 @@ class KernelStateLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         self.state, self.seen, self.incoming, self.is_initialized = None, 0, 0, False
+        self.maps = BoundMaps()
 
     def reorder_cache(self, beam_idx: LongTensor) -> None:
         self.batch_select_indices(beam_idx)

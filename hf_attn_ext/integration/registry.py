@@ -160,7 +160,9 @@ def flexformer_attention(
         return output, weights
     key, value = heads
     if layer is not None:
-        output, state = causal_attention(query, key, value, feature_map, layer.state, mask, scaling, dropout)
+        output, state = causal_attention(
+            query, key, value, feature_map, layer.state, mask, scaling, dropout, layer.maps
+        )
         layer.commit(state)
     else:
         output = linear_attention(query, key, value, feature_map, causal, mask, scaling=scaling, dropout_p=dropout)

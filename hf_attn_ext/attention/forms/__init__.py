@@ -1,8 +1,16 @@
 """The forms of kernel attention: one result, several ways to compute it."""
 
+from .bound_maps import BoundMaps
 from .causal import causal_attention
 from .linear import linear_attention
 from .naive import attention_weights, naive_attention
 from .state import AttentionState
 
-__all__ = ["AttentionState", "attention_weights", "causal_attention", "linear_attention", "naive_attention"]
+__all__ = [
+    "AttentionState",
+    "BoundMaps",
+    "attention_weights",
+    "causal_attention",
+    "linear_attention",
+    "naive_attention",
+]

@@ -14,6 +14,7 @@ from ...errors import AttnExtError
 from ..feature_maps.base import FeatureMap
 from ..normaliser import Stabilised, divide, relative
 from .bidirectional import split
+from .bound_maps import BoundMaps
 from .inputs import (
     Outputs,
     accumulation_dtype,
@@ -22,7 +23,6 @@ from .inputs import (
     check_dropout,
     check_inputs,
     drop_tokens,
-    mapper,
     padded_places,
     token_positions,
 )
@@ -44,6 +44,7 @@ def causal_attention(
     key_padding_mask: Tensor | None = None,
     scaling: float | None = None,
     dropout_p: float = 0.0,
+    maps: BoundMaps | None = None,
 ) -> tuple[Tensor, AttentionState]:
     """Query i sees the keys 0..i, and all keys that ``state`` holds.
 
@@ -53,6 +54,7 @@ def causal_attention(
         state: from an earlier call on the tokens before these; None: there are none. It is not changed.
         key_padding_mask: (B, N) bool, True = real token, for these keys.
         scaling, dropout_p: as in :func:`linear_attention`.
+        maps: keeps what can be prepared of ``feature_map`` from this call to the next.
 
     Returns:
         (B, H, N, d_v) in v's dtype, and the state after these keys. A query that sees no real key gets 0.
@@ -76,8 +78,7 @@ def causal_attention(
         check_state(state, q, v, feature_map)
     with torch.autocast(q.device.type, enabled=False):
         dtype = accumulation_dtype(q)
-        query_map = mapper(feature_map, "query", dtype, scaling)
-        key_map = mapper(feature_map, "key", dtype, scaling)
+        query_map, key_map = (maps or BoundMaps()).of(feature_map, dtype, scaling)
         start = 0 if state is None else state.length[:, None]
         positions = token_positions(feature_map, k, key_padding_mask, start)
         outputs = Outputs(v, q.shape[2])

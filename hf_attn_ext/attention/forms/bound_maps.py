@@ -1,0 +1,59 @@
+"""Feature maps bound once for a row of calls: while a model decodes, nothing but the token changes. Source: ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..feature_maps.base import FeatureMap
+from ..normaliser import Stabilised
+from .inputs import is_hooked, mapper
+
+Mapper = Callable[..., Stabilised]
+
+
+class BoundMaps:
+    """The query and key side of a feature map, bound (``FeatureMap.bind``) for one call after another.
+
+    Folding a map's matrices costs more than one token's attention. Where no gradient is wanted they are kept, and bound
+    again as soon as the map, a parameter of it (another tensor, or one written to in place), the dtype or the scaling
+    is another one. Keep an object as long as the calls belong together, a generation, say: what is written past
+    torch's counter of writes (``parameter.data.add_``) between two calls is not seen.
+
+    Example:
+        >>> maps = BoundMaps()
+        >>> with torch.no_grad():
+        ...     query_map, key_map = maps.of(feature_map, torch.float32, None)  # doctest: +SKIP
+    """
+
+    def __init__(self) -> None:
+        self._signature: tuple | None = None
+        self._maps: tuple[Mapper, Mapper] | None = None
+
+    def of(self, feature_map: FeatureMap, dtype: torch.dtype, scaling: float | None) -> tuple[Mapper, Mapper]:
+        """Return :func:`mapper` of both sides, kept ones where they still hold."""
+        signature = None
+        if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_hooked(feature_map)):
+            signature = _sign(feature_map, dtype, scaling)
+        if signature is None or not _same(signature, self._signature):
+            self._maps = tuple(mapper(feature_map, side, dtype, scaling) for side in ("query", "key"))
+            self._signature = signature
+        return self._maps
+
+    def __reduce__(self) -> tuple:
+        return BoundMaps, ()  # a copy starts anew: what is kept belongs to the map it was made from
+
+
+def _sign(feature_map: FeatureMap, dtype: torch.dtype, scaling: float | None) -> tuple | None:
+    """What bound maps depend on, the tensors themselves among it; None where writes are not counted."""
+    tensors = [*feature_map.parameters(), *feature_map.buffers()]
+    if any(x.is_inference() for x in tensors):
+        return None
+    return [feature_map, *tensors], [dtype, scaling, *((x.data_ptr(), x._version) for x in tensors)]
+
+
+def _same(one: tuple, other: tuple | None) -> bool:
+    if other is None or one[1] != other[1] or len(one[0]) != len(other[0]):
+        return False
+    return all(x is y for x, y in zip(one[0], other[0], strict=True))
