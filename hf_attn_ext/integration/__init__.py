@@ -3,6 +3,7 @@
 from .cache import LinearCache
 from .convert import convert, is_converted, revert
 from .families import supported_model_types
+from .fold import fold
 from .layers import ConvertedLayer, converted_layers, freeze_all_but_feature_maps
 from .models import register_families, register_model_type
 from .observe import AttentionCall, calibrate, collect_statistics, softmax_stream
@@ -22,6 +23,7 @@ __all__ = [
     "convert",
     "converted_layers",
     "extend_positions",
+    "fold",
     "freeze_all_but_feature_maps",
     "is_converted",
     "peft_modules_to_save",

@@ -17,6 +17,7 @@ from .layers import attach, detach, feature_map_of, plan_feature_maps, warn_unte
 from .models import AttnExtModelMixin, config_class, register_model_type, restore_classes, swap_classes
 from .registry import IMPLEMENTATION
 
+FOLDED = "attn_ext_folded"  # in the configuration: see fold.py
 _BEFORE = "_attn_ext_before"
 
 
@@ -90,7 +91,7 @@ def revert(model: PreTrainedModel) -> PreTrainedModel:
         The same object.
 
     Raises:
-        AttnExtError: the model has no feature maps.
+        AttnExtError: the model has no feature maps, or is folded (:func:`fold`).
 
     Example:
         >>> hax.revert(hax.convert(model)).config.model_type  # doctest: +SKIP
@@ -103,7 +104,12 @@ def revert(model: PreTrainedModel) -> PreTrainedModel:
         model.config._attn_implementation = None
         model.config._attn_implementation = model.get_correct_attn_implementation(None)
         return model
-    _check_bare(model)
+    check_bare(model)
+    if getattr(model.config, FOLDED, False):
+        raise AttnExtError(
+            f"{type(model).__name__} is folded: its query and key projections hold the affine maps, and softmax in "
+            "their place would be another model"
+        )
     config = copy.deepcopy(model.config)
     config.__class__ = type(config).__mro__[2]
     for name in ("attn_ext", "auto_map", "model_type"):
@@ -145,7 +151,7 @@ def _check_model(model: Any) -> None:
         )
     if not isinstance(model, PreTrainedModel):
         raise AttnExtError(f"convert needs a transformers model itself, not wrapped or adapted; got {name}")
-    _check_bare(model)
+    check_bare(model)
     listed = ", ".join(supported_model_types())
     if not model._can_set_attn_implementation():
         raise AttnExtError(
@@ -161,9 +167,12 @@ def _check_model(model: Any) -> None:
         raise AttnExtError(f"{name} has weights that are not in memory (offloaded or meta); load it whole first")
 
 
-def _check_bare(model: PreTrainedModel) -> None:
+def check_bare(model: PreTrainedModel) -> None:
+    """Raise where ``model`` carries a PEFT adapter."""
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise AttnExtError(f"{type(model).__name__} carries a PEFT adapter; convert or revert the model without it")
+        raise AttnExtError(
+            f"{type(model).__name__} carries a PEFT adapter; convert, fold or revert the model without it"
+        )
 
 
 def _settings(
