@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import AttnExtError, suggest
+from ..files import written_beside
 from .diagram import CHARACTER, Diagram
-from .files import written_beside
 from .flow import information_flow
 from .poset import Poset
 from .spec import MaskSpec

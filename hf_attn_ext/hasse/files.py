@@ -18,14 +18,12 @@ whole and all before it. A label that is written like an input is that input's t
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
-import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ import numpy as np
 import torch
 
 from ..errors import AttnExtError, suggest
+from ..files import written_beside
 from .family import chain, groups
 from .serial import hashable
 from .spec import MaskSpec, is_input, token
@@ -95,24 +94,6 @@ def write_mask_file(spec: MaskSpec, path: str | Path) -> None:
         raise AttnExtError(f"the folder {str(path.parent)!r} does not exist; make it first")
     with written_beside(path) as beside, beside.open("wb") as file:
         _WRITERS[path.suffix.lower()](spec, file)
-
-
-@contextlib.contextmanager
-def written_beside(path: Path) -> Iterator[Path]:
-    """Give a file beside ``path`` to write to, which takes its place at the end; after an error nothing is left.
-
-    Raises:
-        AttnExtError: the system refuses; the message names ``path``.
-    """
-    beside = path.with_name(f".hf-attn-ext-{os.getpid()}.tmp")  # short: the name itself may be as long as one can be
-    try:
-        yield beside
-        os.replace(beside, path)
-    except OSError as error:
-        raise AttnExtError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 def read_tasks_file(path: str | Path) -> list[Task]:
