@@ -12,7 +12,8 @@ import torch
 
 from ..errors import AttnExtError
 from .flow import convergence_depth, information_flow
-from .spec import MaskSpec, held_tokens, is_input, is_whole
+from .reading import is_whole
+from .spec import MaskSpec, held_tokens, is_input
 
 _LISTED = 10  # findings of one kind that are written out; the last one counts the rest
 

@@ -33,6 +33,7 @@ import torch
 from ..errors import AttnExtError, suggest
 from ..files import written_beside
 from .family import chain, groups
+from .reading import is_whole
 from .serial import hashable
 from .spec import MaskSpec, is_input, token
 from .task import Task
@@ -68,7 +69,7 @@ def read_mask_file(path: str | Path, labels: Mapping[int, int] | None = None) ->
     if "labels" in record:
         record["labels"] = _by_position(path.name, record["labels"])
         for position, label in record["labels"].items():
-            if not isinstance(label, int) or isinstance(label, bool):
+            if not is_whole(label):
                 raise AttnExtError(f"{path.name}: the label at position {position} must be a token's number: {label!r}")
     for field, kind in (("inputs", object), ("roles", str), ("names", str), ("position_ids", int)):
         if field in record:
@@ -124,9 +125,9 @@ def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
         (('a', 'b'), {0: 1})
     """
     labels = dict(task.labels)
-    if all(map(is_input, task.inputs)) and all(type(label) is int and label >= 0 for label in labels.values()):
+    if all(map(is_input, task.inputs)) and all(is_whole(label) and label >= 0 for label in labels.values()):
         return MaskSpec.from_mask(task.mask, labels=labels, inputs=task.inputs, name=name)
-    placed = all(isinstance(v, tuple) and len(v) == 2 and type(v[1]) is int for v in task.inputs)
+    placed = all(isinstance(v, tuple) and len(v) == 2 and is_whole(v[1]) for v in task.inputs)
     numbers: dict[Any, int] = {}
     for position, label in labels.items():
         try:
@@ -237,7 +238,7 @@ def _by_position(name: str, labels: Any) -> dict[int, Any]:
         raise AttnExtError(f"{name}: labels must map positions to labels, got {labels!r}")
     read: dict[int, Any] = {}
     for key, label in labels.items():
-        whole = re.fullmatch("-?[0-9]{1,18}", key) if isinstance(key, str) else type(key) is int
+        whole = re.fullmatch("-?[0-9]{1,18}", key) if isinstance(key, str) else is_whole(key)
         if not whole:
             raise AttnExtError(f"{name}: labels go by position, a whole number, got {key!r}")
         position = int(key)
@@ -291,7 +292,7 @@ def _task_mask(mask: Any, size: int) -> Any:
         return groups(chain(size) if mask == "causal" else [size])
     if isinstance(mask, dict):
         sizes = mask.get("groups")
-        whole = isinstance(sizes, list) and all(type(part) is int and part >= 0 for part in sizes)
+        whole = isinstance(sizes, list) and all(is_whole(part) and part >= 0 for part in sizes)
         if set(mask) != {"groups"} or not whole or sum(sizes) != size:
             raise AttnExtError(f"groups must be sizes that add up to {size} inputs, got {mask!r}")
         return groups(sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,16 @@ import torch
 
 from ..errors import AttnExtError
 from .bits import BitMatrix
+
+
+def is_whole(value: Any) -> bool:
+    """Whether this is a whole number of any library; a bool is none.
+
+    Example:
+        >>> is_whole(3), is_whole(np.int64(3)), is_whole(True), is_whole(3.0)
+        (True, True, False, False)
+    """
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def read_mask(mask: Any, name: str = "mask") -> BitMatrix:

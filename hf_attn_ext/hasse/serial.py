@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AttnExtError
+from .reading import is_whole
 
 if TYPE_CHECKING:
     from .poset import Poset
@@ -60,6 +61,5 @@ def hashable(value: Any) -> Any:
 def _whole(lists: Any, length: int | None = None) -> bool:
     """Whether this is a list of lists (of one length) of whole numbers."""
     return isinstance(lists, list) and all(
-        isinstance(part, list) and length in (None, len(part)) and all(type(number) is int for number in part)
-        for part in lists
+        isinstance(part, list) and length in (None, len(part)) and all(map(is_whole, part)) for part in lists
     )

@@ -11,7 +11,6 @@ Inputs say what stands at a position, as tuples ``(kind, token, *tokens it is ma
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from ..errors import AttnExtError
 from .bits import BitMatrix
-from .reading import read_mask
+from .reading import is_whole, read_mask
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -313,11 +312,6 @@ def is_input(entry: Hashable) -> bool:
     if not isinstance(entry, tuple) or len(entry) < 2 or entry[0] not in ("token", "mask", "noisy", "mean"):
         return False
     return all(is_whole(part) and part >= 0 for part in entry[1:])
-
-
-def is_whole(value: Any) -> bool:
-    """Whether this is a whole number of any library; a bool is none."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _short(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..errors import AttnExtError, suggest
 from .bits import BitMatrix, row_of
 from .flow import convergence_depth
 from .poset import Poset, expanded
-from .reading import read_mask
+from .reading import is_whole, read_mask
 
 WITHIN = ("cycle", "full")
 
@@ -101,7 +100,7 @@ class Task:
 
         Source: 2606.09951 names sparse variants; this construction is ours.
         """
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        if not is_whole(window) or window < 1:
             raise AttnExtError(f"window must be a whole number of at least 1, got {window!r}")
         if within not in WITHIN:
             raise AttnExtError(f"unknown within {within!r}.{suggest(within, WITHIN)} Choose from: {', '.join(WITHIN)}")
@@ -136,12 +135,13 @@ class Task:
         return BitMatrix.from_dense(expanded(self.poset))
 
     def _read_order(self, order: Sequence[int]) -> list[int]:
-        read = [_whole(position) for position in order]
-        if len(read) != len(self) or set(read) != set(range(len(self))):
-            raise AttnExtError(
-                f"the new order must hold every position from 0 to {len(self) - 1} once, got {list(order)!r}"
-            )
-        return read
+        try:
+            read = list(order.tolist() if isinstance(order, torch.Tensor) else order)
+        except TypeError:
+            raise AttnExtError(f"the new order must be a list of positions, got {order!r}") from None
+        if not all(map(is_whole, read)) or sorted(read) != list(range(len(self))):
+            raise AttnExtError(f"the new order must hold every position from 0 to {len(self) - 1} once, got {read!r}")
+        return list(map(int, read))
 
 
 def check_distinct(inputs: Sequence[Hashable], name: str = "") -> None:
@@ -202,16 +202,7 @@ def _read_labels(labels: Mapping[int, Any], count: int) -> dict[int, Any]:
         raise AttnExtError(f"labels must be a dictionary {{position: label}}, got {type(labels).__name__}")
     read = {}
     for key, label in labels.items():
-        position = _whole(key)
-        if position is None or not 0 <= position < count:
+        if not is_whole(key) or not 0 <= key < count:
             raise AttnExtError(f"label {label!r} is at position {key!r}; the positions are 0 to {count - 1}")
-        read[position] = label
+        read[int(key)] = label
     return read
-
-
-def _whole(value: Any) -> int | None:
-    """The int that a whole number of any library is, or None."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None

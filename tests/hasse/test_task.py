@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import Poset, Task, convergence_depth, information_flow
+from hf_attn_ext.hasse.masks import causal, make_mask
 
 from .strategies import masks, powers
 
@@ -127,6 +128,26 @@ def test_bad_options_get_one_line():
     for order in ([0, 1], [0, 1, 1], [0, 1, 3], [0, 1, None]):
         with pytest.raises(AttnExtError, match="must hold every position from 0 to 2 once"):
             task.permuted(order)
+    for order in (5, None, torch.tensor(0)):
+        with pytest.raises(AttnExtError, match="must be a list of positions, got"):
+            task.permuted(order)
+
+
+def test_whole_numbers_of_any_library_will_do():
+    task = task_of(np.tri(5))
+    assert torch.equal(task.sparsify(np.int64(2)).mask, task.sparsify(2).mask)
+    for order in (np.array([4, 3, 2, 1, 0]), torch.tensor([4, 3, 2, 1, 0]), range(4, -1, -1)):
+        moved = task.permuted(order)
+        assert moved.inputs == tuple(reversed(task.inputs)) and torch.equal(moved.mask, task.mask.flip(0, 1))
+    labelled = Task("ab", {np.int64(1): "c"}, np.tri(2))
+    assert labelled.labels == {1: "c"} and type(next(iter(labelled.labels))) is int
+    assert torch.equal(information_flow(np.tri(5, k=1), np.int32(2)), information_flow(np.tri(5, k=1), 2))
+    window = make_mask("butterfly", n=np.uint8(5), window=np.int16(2)), make_mask("butterfly", n=5, window=2)
+    assert torch.equal(window[0].dense(), window[1].dense()) and window[0].labels == window[1].labels
+    for near_miss in (True, np.True_, 2.0, np.float64(2), "2"):
+        for refused in (lambda n: task.sparsify(n), lambda n: information_flow(np.tri(5), n), causal):
+            with pytest.raises(AttnExtError, match="must be a whole number of at least"):
+                refused(near_miss)
 
 
 @given(masks(6), st.randoms(use_true_random=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import numbers
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ...errors import AttnExtError
 from ..family import Family, groups
+from ..reading import is_whole
 from ..spec import MaskSpec, mask_token, token
 from .registry import register_mask, whole_number, whole_numbers
 
@@ -47,7 +47,7 @@ def masked_autoencoder(n: int, visible: Sequence[int] | int) -> MaskSpec:
     """
     name = "masked_autoencoder"
     n = whole_number(name, "n", n, least=1)
-    if isinstance(visible, numbers.Integral):
+    if is_whole(visible):
         visible = range(whole_number(name, "visible", visible, least=0, most=n))
     visible = whole_numbers(name, "visible", visible, least=0, most=n - 1)
     if len(set(visible)) < len(visible):

@@ -18,11 +18,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import AttnExtError, suggest
+from ..reading import is_whole
 from ..spec import MaskSpec
 
 Maker = Callable[..., MaskSpec]
@@ -118,8 +118,7 @@ def whole_number(mask: str, name: str, value: Any, least: int, most: int | None 
         AttnExtError: not a whole number, or not from ``least`` to ``most`` (2**24 where there is no ``most``).
     """
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
+    if not is_whole(value) or value < least or (most is not None and value > most):
         raise AttnExtError(f"{mask}: {name} must be a whole number {bounds}, got {value!r}")
     if value > _MOST:
         raise AttnExtError(f"{mask}: {name} must be at most {_MOST}, got {value!r}")
@@ -135,7 +134,7 @@ def whole_numbers(mask: str, name: str, values: Any, least: int, most: int | Non
     if hasattr(values, "tolist"):
         values = values.tolist()
     if isinstance(values, set | frozenset):
-        values = sorted(values) if all(isinstance(value, numbers.Integral) for value in values) else list(values)
+        values = sorted(values) if all(map(is_whole, values)) else list(values)
     if not isinstance(values, list | tuple | range):
         raise AttnExtError(f"{mask}: {name} must be a list of whole numbers, got {values!r}")
     return [whole_number(mask, f"{name}[{i}]", value, least, most) for i, value in enumerate(values)]
