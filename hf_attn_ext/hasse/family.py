@@ -97,11 +97,11 @@ def derive(spec: MaskSpec) -> MaskSpec:
             raise AttnExtError(f"{spec.title}: two nodes stand for one position: {nodes}")
     if sorted(nodes) != list(range(len(spec))):
         raise AttnExtError(f"{spec.title}: {len(nodes)} positions were derived, {len(spec)} are laid out")
-    order = torch.tensor([nodes[place] for place in range(len(spec))])
+    joint = joint.permuted([nodes[place] for place in range(len(spec))])
     return MaskSpec.from_mask(
-        joint.mask[order][:, order],
-        labels={place: joint.labels[node] for place, node in sorted(nodes.items()) if node in joint.labels},
-        inputs=[joint.inputs[node] for node in order.tolist()],
+        joint.mask,
+        labels=joint.labels,
+        inputs=joint.inputs,
         roles=spec.roles,
         position_ids=spec.position_ids,
         tokens=spec.tokens,

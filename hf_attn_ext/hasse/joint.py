@@ -19,7 +19,8 @@ class JointTask(Task):
 
     Attributes:
         inputs, labels, mask: as those of :class:`.Task`. The mask is dense where it comes from
-            :func:`minimal_joint_task`; :meth:`sparsify` thins it.
+            :func:`minimal_joint_task`; :meth:`sparsify` thins it. This and the other ways to change a task give a
+            joint task again.
         tasks: the family, a tuple.
         sources: for every position, the ``(task, position)`` pairs that it stands for, in the family's order.
         conflicts: "error", or "keep", where every label is a tuple of different targets.
@@ -61,16 +62,9 @@ class JointTask(Task):
 
         return verify(self)
 
-    def permuted(self, order: Sequence[int]) -> JointTask:
-        """Return the same joint task with its positions in another order; see :meth:`.Task.permuted`."""
-        order = self._read_order(order)
-        place = {old: new for new, old in enumerate(order)}
-        labels = dict(sorted((place[old], label) for old, label in self.labels.items()))
+    def _rebuilt(self, order: Sequence[int], labels: dict[int, Any], bits: BitMatrix) -> JointTask:
         inputs, sources = [self.inputs[old] for old in order], [self.sources[old] for old in order]
-        return JointTask(inputs, labels, self._bits.reordered(order), self.tasks, sources, self.conflicts)
-
-    def _with_mask(self, bits: BitMatrix) -> JointTask:
-        return JointTask(self.inputs, self.labels, bits, self.tasks, self.sources, self.conflicts)
+        return JointTask(inputs, labels, bits, self.tasks, sources, self.conflicts)
 
 
 def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> JointTask:

@@ -110,6 +110,17 @@ class MaskSpec:
                 raise AttnExtError(f"{self.name}: the label at {position} is token {label} of {self.tokens} tokens")
 
     @classmethod
+    def of_text(cls, n: int, **fields: Any) -> MaskSpec:
+        """A mask over a text as it is: token i at position i, its role ``"token"``, its position id i.
+
+        Args:
+            n: tokens.
+            fields: the class's other attributes, or other inputs, roles or position ids.
+        """
+        inputs, roles = tuple(map(token, range(n))), ("token",) * n
+        return cls(**{"tokens": n, "inputs": inputs, "roles": roles, "position_ids": torch.arange(n)} | fields)
+
+    @classmethod
     def from_mask(
         cls,
         mask: Any,

@@ -126,10 +126,13 @@ class Task:
         order = self._read_order(order)
         place = {old: new for new, old in enumerate(order)}
         labels = {place[old]: label for old, label in self.labels.items()}
-        return Task([self.inputs[old] for old in order], dict(sorted(labels.items())), self._bits.reordered(order))
+        return self._rebuilt(order, dict(sorted(labels.items())), self._bits.reordered(order))
 
     def _with_mask(self, bits: BitMatrix) -> Task:
-        return Task(self.inputs, self.labels, bits)
+        return self._rebuilt(range(len(self)), self.labels, bits)
+
+    def _rebuilt(self, order: Sequence[int], labels: dict[int, Any], bits: BitMatrix) -> Task:
+        return Task([self.inputs[old] for old in order], labels, bits)
 
     def _limit(self) -> BitMatrix:
         return BitMatrix.from_dense(expanded(self.poset))

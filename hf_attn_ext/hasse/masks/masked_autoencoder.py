@@ -55,13 +55,12 @@ def masked_autoencoder(n: int, visible: Sequence[int] | int) -> MaskSpec:
     seen = torch.zeros(n, dtype=torch.bool)
     seen[visible] = True
     shown = seen.tolist()
-    return MaskSpec(
+    return MaskSpec.of_text(
+        n,
         name=name,
-        tokens=n,
         form=_form,
         inputs=tuple(token(i) if shown[i] else mask_token(i) for i in range(n)),
         roles=tuple("visible" if shown[i] else "mask" for i in range(n)),
-        position_ids=torch.arange(n),
         labels={i: i for i in range(n) if not shown[i]},
         tables=(seen,),
         family=functools.partial(filling_in, n, visible),

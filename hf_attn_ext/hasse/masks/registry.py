@@ -3,14 +3,11 @@
 A mask of your own, in one file:
 
     from hf_attn_ext.hasse.masks import register_mask
-    from hf_attn_ext.hasse.spec import MaskSpec, token
+    from hf_attn_ext.hasse import MaskSpec
 
     @register_mask("strided", example={"n": 8, "step": 2})
     def strided(n, step):
-        return MaskSpec(
-            name="strided", tokens=n, form=lambda q, kv: (kv <= q) & ((q - kv) % step == 0),
-            inputs=tuple(map(token, range(n))), roles=("token",) * n, position_ids=torch.arange(n), labels={},
-        )
+        return MaskSpec.of_text(n, name="strided", form=lambda q, kv: (kv <= q) & ((q - kv) % step == 0), labels={})
 """
 
 from __future__ import annotations
