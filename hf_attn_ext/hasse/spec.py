@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from .bits import BitMatrix
 from .reading import is_whole, read_mask
 
@@ -96,7 +96,7 @@ class MaskSpec:
             if len(getattr(self, field)) != size:
                 raise AttnExtError(f"{self.name}: {len(getattr(self, field))} {field} for {size} positions")
         if not all(isinstance(word, str) for word in (*self.roles, *self.names)):
-            raise AttnExtError(f"{self.name}: roles and names must be texts, got {_short([*self.roles, *self.names])}")
+            raise AttnExtError(f"{self.name}: roles and names must be texts, got {short([*self.roles, *self.names])}")
         if not is_whole(self.tokens) or not 1 <= self.tokens <= _MOST_TOKENS:
             raise AttnExtError(f"{self.name}: tokens must be a whole number from 1 to 2**63 - 1, got {self.tokens!r}")
         for position, label in self.labels.items():
@@ -325,11 +325,6 @@ def is_input(entry: Hashable) -> bool:
     return all(is_whole(part) and part >= 0 for part in entry[1:])
 
 
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def _read_position_ids(ids: Any, name: str) -> Tensor:
     try:
         read = torch.as_tensor(ids)
@@ -338,7 +333,7 @@ def _read_position_ids(ids: Any, name: str) -> Tensor:
         whole = False
     if not whole:
         raise AttnExtError(
-            f"{name}: position_ids must be whole numbers that fit int64, one a position, got {_short(ids)}"
+            f"{name}: position_ids must be whole numbers that fit int64, one a position, got {short(ids)}"
         )
     return read.to(torch.int64)
 

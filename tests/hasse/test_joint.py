@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_attn_ext.bench.hasse_masks import autoregressive_family, butterfly_family
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import JointTask, Poset, Task, minimal_joint_task
 from hf_attn_ext.hasse.bits import BitMatrix
 from hf_attn_ext.hasse.exhaustive import candidates, smallest_supergraph
 
+from .families import autoregressive_family, butterfly_family
 from .strategies import pool
 
 
