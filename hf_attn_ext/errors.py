@@ -39,5 +39,8 @@ def short(value: object) -> str:
         >>> short("a\\nb"), len(short(list(range(100))))
         ("'a\\\\nb'", 80)
     """
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a number of 5,000 digits has none, and a message must not fail
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."

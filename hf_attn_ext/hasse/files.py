@@ -30,19 +30,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import AttnExtError, suggest
+from ..errors import AttnExtError, short, suggest
 from ..files import written_beside
 from .family import chain, groups
 from .reading import is_whole
-from .serial import hashable
+from .serial import hashable, read_json
 from .spec import MaskSpec, is_input, token
 from .task import Task
+from .values import check_hashable
 
 MASK_SUFFIXES = (".npy", ".pt", ".json", ".csv")
 _FIELDS = ("mask", "labels", "inputs", "roles", "position_ids", "tokens", "name", "names")
 _TASK_FIELDS = ("inputs", "labels", "mask")
 _WORDS = ("causal", "bidirectional")
-_DEEPEST = 50  # lists within lists
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -70,7 +70,9 @@ def read_mask_file(path: str | Path, labels: Mapping[int, int] | None = None) ->
         record["labels"] = _by_position(path.name, record["labels"])
         for position, label in record["labels"].items():
             if not is_whole(label):
-                raise AttnExtError(f"{path.name}: the label at position {position} must be a token's number: {label!r}")
+                raise AttnExtError(
+                    f"{path.name}: the label at position {position} must be a token's number, got {short(label)}"
+                )
     for field, kind in (("inputs", object), ("roles", str), ("names", str), ("position_ids", int)):
         if field in record:
             record[field] = [hashable(value) for value in _listed(path.name, field, record[field])]
@@ -130,10 +132,7 @@ def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
     placed = all(isinstance(v, tuple) and len(v) == 2 and is_whole(v[1]) for v in task.inputs)
     numbers: dict[Any, int] = {}
     for position, label in labels.items():
-        try:
-            hash(label)
-        except TypeError:
-            raise AttnExtError(f"{name}: the label at position {position} is unhashable: {label!r}") from None
+        check_hashable(label, "label", position)
     for value in (*task.inputs, *labels.values()):
         numbers.setdefault(value, len(numbers))
     return MaskSpec.from_mask(
@@ -180,26 +179,11 @@ def _read_pt(path: Path) -> Any:
 
 
 def _read_json(path: Path) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        record = dict(pairs)
-        if len(record) < len(pairs):
-            names = [key for key, _ in pairs]
-            raise AttnExtError(f"{path.name}: {next(n for n in names if names.count(n) > 1)!r} is there twice")
-        return record
-
     try:
-        record = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
-    except AttnExtError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise AttnExtError(f"{path.name} is no JSON: {error}") from None
-    level = [record]
-    for _ in range(_DEEPEST):
-        parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
-        level = [value for part in parts for value in part if isinstance(value, dict | list)]
-    if level:
-        raise AttnExtError(f"{path.name} is nested more than {_DEEPEST} deep")
-    return record
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise AttnExtError(f"{path.name} is no JSON text: {error}") from None
+    return read_json(text, path.name)
 
 
 def _read_csv(path: Path) -> Any:
@@ -235,12 +219,12 @@ def _check_fields(name: str, record: Mapping[str, Any], known: tuple[str, ...], 
 
 def _by_position(name: str, labels: Any) -> dict[int, Any]:
     if not isinstance(labels, Mapping):
-        raise AttnExtError(f"{name}: labels must map positions to labels, got {labels!r}")
+        raise AttnExtError(f"{name}: labels must map positions to labels, got {short(labels)}")
     read: dict[int, Any] = {}
     for key, label in labels.items():
         whole = re.fullmatch("-?[0-9]{1,18}", key) if isinstance(key, str) else is_whole(key)
         if not whole:
-            raise AttnExtError(f"{name}: labels go by position, a whole number, got {key!r}")
+            raise AttnExtError(f"{name}: labels go by position, a whole number, got {short(key)}")
         position = int(key)
         if position in read:
             raise AttnExtError(f"{name}: position {position} has two labels")
@@ -251,50 +235,38 @@ def _by_position(name: str, labels: Any) -> dict[int, Any]:
 def _listed(name: str, field: str, value: Any) -> list:
     value = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(value, list | tuple):
-        raise AttnExtError(f"{name}: {field} must be a list, got {value!r}")
+        raise AttnExtError(f"{name}: {field} must be a list, got {short(value)}")
     return list(value)
 
 
 def _task(name: str, record: Any) -> Task:
     if not isinstance(record, dict):
-        raise AttnExtError(f"{name} must be an object with {', '.join(_TASK_FIELDS)}, got {record!r}")
+        raise AttnExtError(f"{name} must be an object with {', '.join(_TASK_FIELDS)}, got {short(record)}")
     for field in ("inputs", "mask"):
         _check_fields(name, record, _TASK_FIELDS, needed=field)
-    for value in _listed(name, "inputs", record["inputs"]):
-        _check_value(f"{name}: the input {value!r}", value)
-    inputs = [hashable(value) for value in record["inputs"]]
+    inputs = [hashable(value) for value in _listed(name, "inputs", record["inputs"])]
     given = {} if record.get("labels") is None else record["labels"]
-    labels = _by_position(name, given)
-    for position, label in labels.items():
-        _check_value(f"{name}: the label {label!r} at position {position}", label)
-    labels = {position: hashable(label) for position, label in labels.items()}
+    labels = {position: hashable(label) for position, label in _by_position(name, given).items()}
     try:
+        for position, label in labels.items():
+            check_hashable(label, "label", position)
         return Task(inputs, labels, _task_mask(record["mask"], len(inputs)))
     except AttnExtError as error:
         raise AttnExtError(f"{name}: {error}") from None
 
 
-def _check_value(what: str, value: Any) -> None:
-    """Refuse what is unhashable or does not equal itself, at any depth: values are compared."""
-    if isinstance(value, dict):
-        raise AttnExtError(f"{what} is unhashable; give a text, a number, or a list of them")
-    if isinstance(value, list):
-        for part in value:
-            _check_value(what, part)
-    elif value != value:
-        raise AttnExtError(f"{what} holds NaN, which does not equal itself; give another")
-
-
 def _task_mask(mask: Any, size: int) -> Any:
     if isinstance(mask, str):
         if mask not in _WORDS:
-            raise AttnExtError(f"mask must be rows, 'causal' or 'bidirectional', got {mask!r}.{suggest(mask, _WORDS)}")
+            raise AttnExtError(
+                f"mask must be rows, 'causal' or 'bidirectional', got {short(mask)}.{suggest(mask, _WORDS)}"
+            )
         return groups(chain(size) if mask == "causal" else [size])
     if isinstance(mask, dict):
         sizes = mask.get("groups")
         whole = isinstance(sizes, list) and all(is_whole(part) and part >= 0 for part in sizes)
         if set(mask) != {"groups"} or not whole or sum(sizes) != size:
-            raise AttnExtError(f"groups must be sizes that add up to {size} inputs, got {mask!r}")
+            raise AttnExtError(f"groups must be sizes that add up to {size} inputs, got {short(mask)}")
         return groups(sizes)
     return mask
 

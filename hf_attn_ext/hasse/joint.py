@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from ..errors import AttnExtError, suggest
+from ..errors import AttnExtError, short, suggest
 from .bits import BitMatrix, row_of
 from .equivalence import equivalence_classes
+from .reading import read_list
 from .task import Task, check_distinct, mask_of_classes
+from .values import same_value
 
 CONFLICTS = ("error", "keep")
 
@@ -79,8 +81,9 @@ def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> Joint
             all, so that every label, also a single one, is a tuple of different targets in the family's order.
 
     Raises:
-        AttnExtError: no task; something that is no task; a joint task that repeats an input; a conflict of labels, with
-            the node and both labels; an unknown ``conflicts``.
+        AttnExtError: no task; something that is no task; a joint task that repeats an input; inputs such as 1 and True,
+            which are equal and mean different things; a conflict of labels, with the node and both labels; an unknown
+            ``conflicts``.
 
     Example:
         >>> family = [Task(range(n), {n - 1: n}, torch.ones(n, n).tril()) for n in range(1, 5)]
@@ -120,7 +123,7 @@ def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> Joint
 def _read_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
     if isinstance(tasks, Task):
         raise AttnExtError("tasks must be a list of tasks, got one task; put it in a list")
-    tasks = tuple(tasks)
+    tasks = tuple(read_list(tasks, "tasks"))
     if not tasks:
         raise AttnExtError("tasks must hold at least one task, got an empty list")
     for number, task in enumerate(tasks):
@@ -128,7 +131,21 @@ def _read_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
             raise AttnExtError(f"tasks[{number}] must be a Task, got {type(task).__name__}")
         if isinstance(task, JointTask):
             check_distinct(task.inputs, f"tasks[{number}] is a joint task, give the tasks it was made from instead: ")
+    _check_kinds(tasks)
     return tasks
+
+
+def _check_kinds(tasks: Sequence[Task]) -> None:
+    """Raise where inputs of two tasks are equal for Python alone, as 1 and True: they would become one node."""
+    first: dict[Hashable, tuple[Hashable, int]] = {}
+    for number, task in enumerate(tasks):
+        for value in task.inputs:
+            other, at = first.setdefault(value, (value, number))
+            if other is not value and not same_value(other, value):
+                raise AttnExtError(
+                    f"inputs {short(other)} of task {at} and {short(value)} of task {number} are equal for Python, and "
+                    "not the same; write both as a number or both as a truth value"
+                )
 
 
 def _labels(
@@ -142,32 +159,17 @@ def _labels(
             if place not in tasks[which].labels:
                 continue
             label = tasks[which].labels[place]
-            if any(same_label(label, target) for target in targets):
+            if any(same_value(label, target) for target in targets):
                 continue
             targets.append(label)
             named.append((which, place))
         if len(targets) > 1 and conflicts == "error":
             (one, at), (other, there) = named[:2]
             raise AttnExtError(
-                f"position {position} of the joint task (input {inputs[position]!r}) has two labels: {targets[0]!r} by "
-                f"task {one} at {at}, {targets[1]!r} by task {other} at {there}; conflicts='keep' keeps both as targets"
+                f"position {position} of the joint task (input {short(inputs[position])}) has two labels: "
+                f"{short(targets[0])} by task {one} at {at}, {short(targets[1])} by task {other} at {there}; "
+                "conflicts='keep' keeps both as targets"
             )
         if targets:
             labels[position] = tuple(targets) if conflicts == "keep" else targets[0]
     return labels
-
-
-def same_label(one: Any, other: Any) -> bool:
-    """Whether two labels are the same object, or equal.
-
-    Raises:
-        AttnExtError: a comparison that is neither true nor false, as that of tensors.
-    """
-    if one is other:
-        return True
-    try:
-        return bool(one == other)
-    except (TypeError, ValueError, RuntimeError):
-        raise AttnExtError(
-            f"labels of type {type(one).__name__} cannot be compared with ==; give numbers, text or tuples"
-        ) from None

@@ -1,5 +1,7 @@
 """Tasks: what is refused, when they are dense, and the laws of making them dense and sparse."""
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 import torch
@@ -35,7 +37,19 @@ def test_what_a_task_holds():
         ([("a", {}), "b"], {}, np.eye(2), "the input at position 0 is unhashable (tuple)"),
         ([torch.tensor(1), torch.tensor(2)], {}, np.eye(2), "the input at position 0 is a tensor"),
         ([float("nan")], {}, np.eye(1), "the input nan at position 0 does not equal itself"),
-        ("ab", {}, np.eye(3), "inputs must have one entry a position, got 2 for a mask of 3 positions"),
+        ([("a", float("nan"))], {}, np.eye(1), "at position 0 holds nan, which does not equal itself"),
+        ([("a", (0, frozenset([float("nan")])))], {}, np.eye(1), "at position 0 holds nan, which does not"),
+        ([np.datetime64("NaT")], {}, np.eye(1), "at position 0 does not equal itself"),
+        ([Decimal("sNaN")], {}, np.eye(1), "the input at position 0 is unhashable"),
+        ([("a", torch.tensor(1))], {}, np.eye(1), "at position 0 holds a tensor; give a number"),
+        (5, {}, np.eye(1), "inputs must be a list, got 5"),
+        (None, {}, np.eye(1), "inputs must be a list, got None"),
+        ("a", {0: float("nan")}, np.eye(1), "the label nan at position 0 does not equal itself"),
+        ("a", {0: [1, {"b": float("nan")}]}, np.eye(1), "at position 0 holds nan, which does not equal itself"),
+        ("a", {0: np.ones(2)}, np.eye(1), "is a tensor; give a number, such as its .item(), or its .tolist()"),
+        ("a", {0: torch.tensor(3)}, np.eye(1), "the label at position 0 is a tensor"),
+        ("a", {0: (1, np.ones(2))}, np.eye(1), "at position 0 holds a tensor"),
+        ("ab", {}, np.eye(3), "inputs must have one entry a position, got 2 for 3 positions"),
         ("ab", {2: "c"}, np.eye(2), "label 'c' is at position 2; the positions are 0 to 1"),
         ("ab", {-1: "c"}, np.eye(2), "label 'c' is at position -1; the positions are 0 to 1"),
         ("ab", {"0": "c"}, np.eye(2), "label 'c' is at position '0'; the positions are 0 to 1"),
@@ -129,7 +143,7 @@ def test_bad_options_get_one_line():
         with pytest.raises(AttnExtError, match="must hold every position from 0 to 2 once"):
             task.permuted(order)
     for order in (5, None, torch.tensor(0)):
-        with pytest.raises(AttnExtError, match="must be a list of positions, got"):
+        with pytest.raises(AttnExtError, match="the new order must be a list, got|must hold every position"):
             task.permuted(order)
 
 
@@ -159,3 +173,9 @@ def test_positions_in_another_order_take_everything_along(mask, random):
     assert moved.inputs == tuple(task.inputs[old] for old in order)
     assert moved.labels == {new: task.labels[old] for new, old in enumerate(order) if old in task.labels}
     assert np.array_equal(moved.mask.numpy(), mask[np.ix_(order, order)])
+
+
+def test_labels_that_hold_themselves_are_walked_once():
+    label = [1]
+    label.append(label)
+    assert Task("a", {0: label}, [[1]]).labels[0] is label
