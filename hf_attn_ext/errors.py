@@ -28,7 +28,7 @@ def suggest(name: object, options: Iterable[str]) -> str:
         " Did you mean 'hedgehog'?"
     """
     options = {option.casefold(): option for option in options}
-    near = difflib.get_close_matches(str(name).casefold(), options, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name)[:80].casefold(), options, n=1, cutoff=0.5)
     return f" Did you mean {options[near[0]]!r}?" if near else ""
 
 

@@ -8,7 +8,22 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import AttnExtError
+from .errors import AttnExtError, short
+
+
+def as_path(path: str | os.PathLike) -> Path:
+    """Return a path as a Path.
+
+    Raises:
+        AttnExtError: it is none.
+    """
+    try:
+        path = Path(path)
+    except TypeError:
+        raise AttnExtError(f"a path must be a text or a Path, got {short(path)}") from None
+    if "\0" in str(path):
+        raise AttnExtError(f"a path holds no zero byte, got {short(str(path))}")
+    return path
 
 
 @contextlib.contextmanager
@@ -24,7 +39,7 @@ def written_beside(path: str | Path) -> Iterator[Path]:
         >>> with written_beside("scores.csv") as beside:  # doctest: +SKIP
         ...     numpy.savetxt(beside, scores)
     """
-    path = Path(path)
+    path = as_path(path)
     # Short, for the name itself may be as long as one can be; another one for each process, thread and file.
     beside = path.with_name(f".hf-attn-ext-{uuid.uuid4().hex[:12]}.tmp")
     try:

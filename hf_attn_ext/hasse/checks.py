@@ -74,7 +74,7 @@ def check(spec: MaskSpec, num_layers: int | None = None, raises: bool = False) -
         error: target leak: position 0 (w0) must predict token 1, which reaches it in 1 layer: w0 <- w1
     """
     if num_layers is not None and (not is_whole(num_layers) or num_layers < 1):
-        raise AttnExtError(f"num_layers must be a whole number of at least 1, or None, got {num_layers!r}")
+        raise AttnExtError(f"num_layers must be a whole number of at least 1, or None, got {short(num_layers)}")
     found = [*_leaks(spec, num_layers), *_empty_rows(spec), *_depth(spec, num_layers), _cache(spec), _supervision(spec)]
     order = {"error": 0, "warning": 1, "note": 2}
     found.sort(key=lambda finding: order[finding.severity])

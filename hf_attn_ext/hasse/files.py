@@ -31,11 +31,11 @@ import numpy as np
 import torch
 
 from ..errors import AttnExtError, short, suggest
-from ..files import written_beside
+from ..files import as_path, written_beside
 from .family import chain, groups
 from .reading import is_whole
 from .serial import hashable, read_json
-from .spec import MaskSpec, is_input, token
+from .spec import MaskSpec, check_spec, is_input, token
 from .task import Task
 from .values import check_hashable
 
@@ -90,7 +90,8 @@ def write_mask_file(spec: MaskSpec, path: str | Path) -> None:
     Raises:
         AttnExtError: another ending, or a folder that does not exist.
     """
-    path = Path(path)
+    path = as_path(path)
+    check_spec(spec)
     if path.suffix.lower() not in MASK_SUFFIXES:
         raise AttnExtError(f"a mask is written to a file ending in {', '.join(MASK_SUFFIXES)}, got {path.name!r}")
     if not path.parent.is_dir():
@@ -126,6 +127,8 @@ def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
         >>> spec.names, spec.labels
         (('a', 'b'), {0: 1})
     """
+    if not isinstance(task, Task):
+        raise AttnExtError(f"give a Task, got {short(task)}")
     labels = dict(task.labels)
     if all(map(is_input, task.inputs)) and all(is_whole(label) and label >= 0 for label in labels.values()):
         return MaskSpec.from_mask(task.mask, labels=labels, inputs=task.inputs, name=name)
@@ -154,7 +157,7 @@ def input_text(value: Any) -> str:
 
 
 def _existing(path: str | Path, suffixes: tuple[str, ...], what: str) -> Path:
-    path = Path(path)
+    path = as_path(path)
     if path.suffix.lower() not in suffixes:
         raise AttnExtError(f"{what} is read from a file ending in {', '.join(suffixes)}, got {path.name!r}")
     if not path.is_file():

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ..errors import AttnExtError, short, suggest
 from .bits import BitMatrix, row_of
 from .equivalence import equivalence_classes
-from .reading import read_list
+from .reading import is_whole, read_list, read_mask
 from .task import Task, check_distinct, mask_of_classes
-from .values import same_value
+from .values import read_inputs, read_labels, same_value
 
 CONFLICTS = ("error", "keep")
 
@@ -45,10 +46,23 @@ class JointTask(Task):
         sources: Sequence[Sequence[tuple[int, int]]],
         conflicts: str = "error",
     ) -> None:
-        self._set(tuple(inputs), dict(labels), mask)
-        self.tasks = tuple(tasks)
-        self.sources = [list(pairs) for pairs in sources]
+        if not isinstance(mask, BitMatrix):
+            raise AttnExtError(
+                f"a joint task comes from minimal_joint_task; its mask is a BitMatrix, not {short(mask)}"
+            )
+        size = mask.columns
+        self._set(read_inputs(inputs, size), read_labels(labels, size), read_mask(mask))
+        self.tasks = _read_tasks(tasks)
+        self.sources = [read_list(pairs, "sources") for pairs in read_list(sources, "sources")]
+        if len(self.sources) != size or not all(map(self._is_source, itertools.chain(*self.sources))):
+            raise AttnExtError(
+                f"sources must list (task, position) pairs for each of {size} positions, got {short(self.sources)}"
+            )
         self.conflicts = conflicts
+
+    def _is_source(self, pair: Any) -> bool:
+        whole = isinstance(pair, tuple) and len(pair) == 2 and all(map(is_whole, pair))
+        return whole and 0 <= pair[0] < len(self.tasks) and 0 <= pair[1] < len(self.tasks[pair[0]])
 
     def verify(self) -> Any:
         """Check, from the definitions alone, that this is a common supergraph of the family and that none is smaller.
@@ -92,9 +106,9 @@ def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> Joint
 
     Source: 2606.09951; several targets at a node are ours.
     """
-    if conflicts not in CONFLICTS:
+    if not isinstance(conflicts, str) or conflicts not in CONFLICTS:
         raise AttnExtError(
-            f"unknown conflicts {conflicts!r}.{suggest(conflicts, CONFLICTS)} Choose from: {', '.join(CONFLICTS)}"
+            f"unknown conflicts {short(conflicts)}.{suggest(conflicts, CONFLICTS)} Choose from: {', '.join(CONFLICTS)}"
         )
     tasks = _read_tasks(tasks)
     numbers = equivalence_classes(tasks)

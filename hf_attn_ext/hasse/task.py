@@ -103,9 +103,11 @@ class Task:
         Source: 2606.09951 names sparse variants; this construction is ours.
         """
         if not is_whole(window) or window < 1:
-            raise AttnExtError(f"window must be a whole number of at least 1, got {window!r}")
-        if within not in WITHIN:
-            raise AttnExtError(f"unknown within {within!r}.{suggest(within, WITHIN)} Choose from: {', '.join(WITHIN)}")
+            raise AttnExtError(f"window must be a whole number of at least 1, got {short(window)}")
+        if not isinstance(within, str) or within not in WITHIN:
+            raise AttnExtError(
+                f"unknown within {short(within)}.{suggest(within, WITHIN)} Choose from: {', '.join(WITHIN)}"
+            )
         classes = self.poset.classes
         if within == "full":
             seen = _near(self.poset, window, [row_of(members) for members in classes])

@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import AttnExtError, suggest
+from ...errors import AttnExtError, short, suggest
 from ..reading import is_whole
 from ..spec import MaskSpec
 
@@ -81,7 +81,7 @@ def mask_entry(name: str) -> Entry:
         AttnExtError: unknown name; the nearest is suggested.
     """
     if not isinstance(name, str) or name not in _MASKS:
-        raise AttnExtError(f"unknown mask {name!r}.{suggest(name, _MASKS)} Known masks: {', '.join(list_masks())}")
+        raise AttnExtError(f"unknown mask {short(name)}.{suggest(name, _MASKS)} Known masks: {', '.join(list_masks())}")
     return _MASKS[name]
 
 
@@ -116,9 +116,9 @@ def whole_number(mask: str, name: str, value: Any, least: int, most: int | None 
     """
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
     if not is_whole(value) or value < least or (most is not None and value > most):
-        raise AttnExtError(f"{mask}: {name} must be a whole number {bounds}, got {value!r}")
+        raise AttnExtError(f"{mask}: {name} must be a whole number {bounds}, got {short(value)}")
     if value > _MOST:
-        raise AttnExtError(f"{mask}: {name} must be at most {_MOST}, got {value!r}")
+        raise AttnExtError(f"{mask}: {name} must be at most {_MOST}, got {short(value)}")
     return int(value)
 
 
@@ -133,5 +133,5 @@ def whole_numbers(mask: str, name: str, values: Any, least: int, most: int | Non
     if isinstance(values, set | frozenset):
         values = sorted(values) if all(map(is_whole, values)) else list(values)
     if not isinstance(values, list | tuple | range):
-        raise AttnExtError(f"{mask}: {name} must be a list of whole numbers, got {values!r}")
+        raise AttnExtError(f"{mask}: {name} must be a list of whole numbers, got {short(values)}")
     return [whole_number(mask, f"{name}[{i}]", value, least, most) for i, value in enumerate(values)]
