@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..hasse import MaskSpec
 
 MOST_LINES = 40  # of a Hasse diagram as text
-MOST_POSITIONS = 1 << 16  # whose order takes half a gigabyte
+MOST_POSITIONS = 1 << 15  # what reaches what, a byte a pair, takes a gigabyte
 
 Layers = Annotated[int | None, typer.Option("--layers", min=1, help="The model's layers: are they enough?")]
 Out = Annotated[
@@ -118,7 +118,7 @@ def derive(
     verified = joint.verify()
     if window is not None:
         joint = joint.sparsify(window, within="full")
-    spec = spec_of_task(joint, name=f"joint task of {file.name}")
+    spec = spec_of_task(joint, name=f"joint task of {input_text(file.name)}")
     nodes = sum(len(task.inputs) for task in joint.tasks)
     typer.echo(f"{len(joint.tasks)} tasks with {nodes} positions -> {len(joint)} positions\n")
     typer.echo(f"{'position':9} {'input':14} {'label':14} from task:position")

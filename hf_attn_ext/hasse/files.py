@@ -34,7 +34,7 @@ from ..errors import AttnExtError, short, suggest
 from ..files import as_path, written_beside
 from .family import chain, groups
 from .reading import is_whole
-from .serial import hashable, read_json
+from .serial import hashable, read_json, writable
 from .spec import MaskSpec, check_spec, is_input, token
 from .task import Task
 from .values import check_hashable
@@ -81,7 +81,7 @@ def read_mask_file(path: str | Path, labels: Mapping[int, int] | None = None) ->
     record = {field: value for field, value in record.items() if value is not None or field == "mask"}
     if not isinstance(record.get("name", ""), str) or not isinstance(record.get("tokens", 1), int):
         raise AttnExtError(f"{path.name}: name must be a text and tokens a whole number")
-    return MaskSpec.from_mask(record.pop("mask"), **{"name": path.name, **record})
+    return MaskSpec.from_mask(record.pop("mask"), **{"name": input_text(path.name), **record})
 
 
 def write_mask_file(spec: MaskSpec, path: str | Path) -> None:
@@ -275,11 +275,17 @@ def _task_mask(mask: Any, size: int) -> Any:
 
 
 def _record(spec: MaskSpec) -> dict[str, Any]:
+    for position, entry in enumerate(spec.inputs):
+        if not is_input(entry) and not writable(entry):
+            raise AttnExtError(
+                f"the input {short(entry)} at position {position} cannot be written; text, finite numbers, bool, None "
+                "and tuples of these can, or write .npy or .csv, which hold the matrix alone"
+            )
     return {
         "name": spec.title,
         "tokens": spec.tokens,
         "labels": {str(position): label for position, label in spec.labels.items()},
-        "inputs": [list(entry) if isinstance(entry, tuple) else entry for entry in spec.inputs],
+        "inputs": [[entry[0], *map(int, entry[1:])] if is_input(entry) else entry for entry in spec.inputs],
         "roles": list(spec.roles),
         "position_ids": spec.position_ids.tolist(),
         "names": list(spec.names),

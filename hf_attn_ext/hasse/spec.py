@@ -89,8 +89,8 @@ class MaskSpec:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise AttnExtError(f"a mask's name must be a text, got {short(self.name)}")
+        if not isinstance(self.name, str) or not self.name.isprintable():
+            raise AttnExtError(f"a mask's name must be a text of one line, got {short(self.name)}")
         for field in ("inputs", "roles", "names", "tables"):
             self._set(field, tuple(read_list(getattr(self, field), f"{self.name}: {field}")))
         size = len(self.inputs)

@@ -216,4 +216,4 @@ def test_list_and_help(run):
 
 def test_a_mask_too_large_to_order_is_one_line(run):
     done = run("mask", "show", "causal", "--n", 65537)
-    assert done.code == 2 and done.out == "" and "65537 positions; mask show orders at most 65536" in done.err
+    assert done.code == 2 and done.out == "" and "65537 positions; mask show orders at most 32768" in done.err

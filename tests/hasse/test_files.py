@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.hasse import Task, masks, minimal_joint_task
+from hf_attn_ext.hasse import MaskSpec, Task, masks, minimal_joint_task
 from hf_attn_ext.hasse.draw import draw
 from hf_attn_ext.hasse.files import input_text, read_mask_file, read_tasks_file, spec_of_task, write_mask_file
 
@@ -148,6 +148,32 @@ def test_a_pickle_is_not_executed(tmp_path):
     with pytest.raises(AttnExtError, match="tensors and plain values alone"):
         read_mask_file(tmp_path / "trap.pt")
     assert not (tmp_path / "sprung").exists()
+
+
+def test_what_cannot_be_written_is_one_line_and_leaves_the_old_file(tmp_path):
+    for value in (object(), float("inf"), np.int64(1), ("a", frozenset())):
+        spec = MaskSpec.from_mask([[1]], inputs=[value])
+        for name in ("a.json", "a.pt"):
+            (tmp_path / name).write_text("old")
+            with pytest.raises(AttnExtError, match="at position 0 cannot be written"):
+                write_mask_file(spec, tmp_path / name)
+            assert (tmp_path / name).read_text() == "old" and len(list(tmp_path.iterdir())) <= 2
+    numbers = [("token", np.int64(1)), ("mean", np.int8(0), np.int16(1)), ("a", 1)]
+    spec = MaskSpec.from_mask(np.tri(3), {np.int64(0): np.int32(1)}, numbers, tokens=np.uint8(3))
+    for name in ("a.json", "a.pt"):
+        write_mask_file(spec, tmp_path / name)
+        read = read_mask_file(tmp_path / name)
+        assert read.inputs == spec.inputs and read.labels == spec.labels == {0: 1} and read.tokens == 3
+
+
+def test_names_are_one_line(tmp_path):
+    odd = write(tmp_path / "a\n\x1b[31m.json", {"mask": [[1, 1], [1, 1]], "labels": {"0": 1}})
+    with pytest.raises(AttnExtError, match="fails its check") as caught:
+        read_mask_file(odd).check(raises=True)
+    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+    for field, value in (("name", "a\nb"), ("names", ["a\nb"]), ("roles", ["\x1b[31m"])):
+        with pytest.raises(AttnExtError, match="of one line"):
+            read_mask_file(write(tmp_path / "a.json", {"mask": [[1]], field: value}))
 
 
 def test_words_of_truth_and_given_labels(tmp_path):
