@@ -33,6 +33,7 @@ import torch
 from ..errors import AttnExtError, short, suggest
 from ..files import as_path, written_beside
 from .family import chain, groups
+from .joint import JointTask
 from .reading import is_whole
 from .serial import hashable, read_json, writable
 from .spec import MaskSpec, check_spec, is_input, token
@@ -120,7 +121,12 @@ def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
     """A task with inputs and labels of any kind as a spec that can be drawn and checked.
 
     Inputs and labels that are equal become one token; a label that no input equals is a token of its own. Position
-    ids are those in the inputs where all are ``(token, position)``.
+    ids are those in the inputs where all are ``(token, position)``. Inputs as :mod:`.spec` writes them keep their
+    meaning where all are written so, and labels are token numbers or ``("token", number)``.
+
+    Raises:
+        AttnExtError: no task, an unhashable label, or a joint task whose ``conflicts="keep"`` left a position several
+            targets.
 
     Example:
         >>> spec = spec_of_task(Task(["a", "b"], {0: "b"}, [[1, 0], [1, 1]]))
@@ -130,8 +136,17 @@ def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
     if not isinstance(task, Task):
         raise AttnExtError(f"give a Task, got {short(task)}")
     labels = dict(task.labels)
-    if all(map(is_input, task.inputs)) and all(is_whole(label) and label >= 0 for label in labels.values()):
-        return MaskSpec.from_mask(task.mask, labels=labels, inputs=task.inputs, name=name)
+    if isinstance(task, JointTask) and task.conflicts == "keep":
+        for position, targets in labels.items():
+            if len(targets) > 1:
+                raise AttnExtError(
+                    f"{name}: position {position} has {len(targets)} targets, a mask holds one a position"
+                )
+        labels = {position: target for position, (target,) in labels.items()}
+    if all(map(is_input, task.inputs)):  # as masks write them, and so may labels be
+        targets = {position: _number(label) for position, label in labels.items()}
+        if all(is_whole(target) and target >= 0 for target in targets.values()):
+            return MaskSpec.from_mask(task.mask, labels=targets, inputs=task.inputs, name=name)
     placed = all(isinstance(v, tuple) and len(v) == 2 and is_whole(v[1]) for v in task.inputs)
     numbers: dict[Any, int] = {}
     for position, label in labels.items():
@@ -141,12 +156,22 @@ def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
     return MaskSpec.from_mask(
         task.mask,
         labels={position: numbers[label] for position, label in labels.items()},
-        inputs=[token(numbers[value]) for value in task.inputs],
+        inputs=[("unknown", *value) if _is_mean(value) else token(numbers[value]) for value in task.inputs],
         position_ids=[value[1] for value in task.inputs] if placed else None,
         tokens=len(numbers),
         name=name,
         names=[input_text(value) for value in task.inputs],
     )
+
+
+def _number(label: Any) -> Any:
+    """The number in ``("token", number)``; any other label as it is."""
+    return label[1] if is_input(label) and label[0] == "token" and len(label) == 2 else label
+
+
+def _is_mean(value: Any) -> bool:
+    """Whether an input is made of several tokens, which have no number where inputs of other kinds are numbered too."""
+    return is_input(value) and value[0] == "mean"
 
 
 def input_text(value: Any) -> str:

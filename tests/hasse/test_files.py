@@ -248,6 +248,27 @@ def test_bad_tasks(tmp_path, content, said):
     assert "\n" not in str(caught.value)
 
 
+def test_what_a_mean_holds_is_not_lost():
+    mask = [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
+    leaking = [("mean", 1, 0, 2), ("token", 3), ("mask", 2)]
+    for label in (2, ("token", 2)):
+        (leak, *_) = spec_of_task(Task(leaking, {2: label}, mask)).check()
+        assert leak.severity == "error" and leak.path == (2, 0)
+        assert spec_of_task(Task(leaking, {1: label}, mask)).check()[0].kind != "target_leak"
+    for inputs, label in (([*leaking[:2], "a"], ("token", 2)), (leaking, "b")):  # no numbers to compare
+        (leak, *_) = spec_of_task(Task(inputs, {2: label}, mask)).check()
+        assert leak.kind == "target_leak" and leak.severity == "warning" and "cannot be ruled out" in leak.message
+
+
+def test_targets_that_were_kept_are_still_targets():
+    family = [Task("ab", {0: "b"}, [[1, 1], [1, 1]]), Task("c", {0: "d"}, [[1]])]
+    leaks = [spec_of_task(minimal_joint_task(family, conflicts=how)).check()[0] for how in ("error", "keep")]
+    assert leaks[0].kind == leaks[1].kind == "target_leak" and leaks[0].path == leaks[1].path == (0, 1)
+    several = minimal_joint_task([*family, Task("c", {0: "e"}, [[1]])], conflicts="keep")
+    with pytest.raises(AttnExtError, match="position 2 has 2 targets, a mask holds one"):
+        spec_of_task(several)
+
+
 def test_an_unhashable_label_cannot_be_drawn():
     with pytest.raises(AttnExtError, match="the label at position 0 is unhashable"):
         spec_of_task(Task("a", {0: [1]}, [[1]]))
