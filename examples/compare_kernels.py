@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ import numpy as np  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
 
 from hf_attn_ext.errors import AttnExtError, suggest  # noqa: E402
+from hf_attn_ext.files import write_text, written_beside  # noqa: E402
 
 # name: (num_features for 128 features, or 136; learning rates of stage 1 to choose from)
 GRID = (1e-2, 2e-2, 4e-2, 8e-2)
@@ -85,12 +85,10 @@ def write_pages(folder: Path, length: int, budget: dict[str, int]) -> None:
             if len(pages) == size:
                 break
         folder.mkdir(parents=True, exist_ok=True)
-        beside = target.with_suffix(".part")
-        with open(beside, "w", newline="", encoding="utf-8") as file:
+        with written_beside(target) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["text", "page", "label", "movie"])
             writer.writeheader()
             writer.writerows(pages)
-        os.replace(beside, target)
 
 
 class Comparison:
@@ -289,7 +287,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
                 axis.axvline(base["control"], color="#b23b3b", linestyle=":", label="control")
                 axis.set_xlim(left=min(0, *means))
                 axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2, frameon=False)
-    figure.savefig(path, dpi=130)
+    with written_beside(path) as beside:
+        figure.savefig(beside, format="png", dpi=130)
     plt.close(figure)
 
 
@@ -329,8 +328,7 @@ def main() -> None:
     out = Path(options.out)
     text = "\n\n".join("\n".join(lines(int(length), part)) for length, part in report.items()) + "\n"
     for name, content in (("comparison.json", json.dumps(report, indent=1)), ("comparison.md", text)):
-        (out / f"{name}.part").write_text(content, encoding="utf-8")
-        os.replace(out / f"{name}.part", out / name)
+        write_text(out / name, content)
     draw(report, out / "comparison.png")
     print(text)
     print(f"written: {out}/comparison.json, .md, .png")

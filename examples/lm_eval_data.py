@@ -30,6 +30,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 from assets import AssetError, ensure  # noqa: E402
 
+from hf_attn_ext.files import write_text  # noqa: E402
+
 OUT = Path("runs/lm_eval")
 CHOICES = 4
 
@@ -69,7 +71,7 @@ def questions(addresses: list[dict[str, Any]], count: int, passage: int, words: 
 def write(path: Path, records: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    path.write_text("".join(lines), encoding="utf-8")
+    write_text(path, "".join(lines))
     print(f"{path}: {len(records)}")
 
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -47,6 +46,7 @@ from assets import AssetError, ensure  # noqa: E402
 
 import hf_attn_ext as hax  # noqa: E402
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
+from hf_attn_ext.files import write_text, written_beside  # noqa: E402
 from hf_attn_ext.training.files import new_folder, read_json, write_json  # noqa: E402
 from hf_attn_ext.training.results import versions  # noqa: E402
 
@@ -309,10 +309,8 @@ class Run:
 
 
 def save(path: Path, array: np.ndarray) -> None:
-    beside = path.with_suffix(".part")
-    with open(beside, "wb") as file:
+    with written_beside(path) as beside, open(beside, "wb") as file:
         np.save(file, array)
-    os.replace(beside, path)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -374,8 +372,7 @@ def run(options: argparse.Namespace) -> int:
     }
     write_json(job.out / "results.json", report)
     text = reporting.markdown(report)
-    (job.out / ".results.md.part").write_text(text, encoding="utf-8")
-    os.replace(job.out / ".results.md.part", job.out / "results.md")
+    write_text(job.out / "results.md", text)
     reporting.draw(report, job.out / "results.png")
     print(text)
     print(f"written: {job.out}/results.json, .md, .png")

@@ -102,6 +102,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    from hf_attn_ext.files import written_beside
+
     figure, (error, seconds, memory) = plt.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
     for place, (name, (_, colour, line)) in enumerate(CONTESTANTS.items()):
         found = {
@@ -147,5 +149,6 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axis.set_xticks(ticks, [f"{length:,}" for length in ticks])
         axis.set_xlabel("tokens read")
         axis.grid(alpha=0.25)
-    figure.savefig(path, dpi=130)
+    with written_beside(path) as beside:
+        figure.savefig(beside, format="png", dpi=130)
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""The one exception for users' mistakes, and the helper that suggests the nearest valid name."""
+"""The one exception for users' mistakes, and helpers for its message: the nearest valid name, a value in few words."""
 
 from __future__ import annotations
 
@@ -28,5 +28,19 @@ def suggest(name: object, options: Iterable[str]) -> str:
         " Did you mean 'hedgehog'?"
     """
     options = {option.casefold(): option for option in options}
-    near = difflib.get_close_matches(str(name).casefold(), options, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name)[:80].casefold(), options, n=1, cutoff=0.5)
     return f" Did you mean {options[near[0]]!r}?" if near else ""
+
+
+def short(value: object) -> str:
+    """Return ``repr(value)`` in one line of at most 80 characters.
+
+    Example:
+        >>> short("a\\nb"), len(short(list(range(100))))
+        ("'a\\\\nb'", 80)
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a number of 5,000 digits has none, and a message must not fail
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,15 @@ def train_tokenizer(folder: Path, texts: list[str], vocabulary: int) -> Any:
         made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=END, eos_token=END, pad_token=END)
         made.model_input_names = ["input_ids", "attention_mask"]
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = folder.with_name(f".{folder.name}.part")
-        made.save_pretrained(beside)
-        os.replace(beside, folder)
+        beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}.part")
+        try:
+            made.save_pretrained(beside)
+            os.replace(beside, folder)
+        except OSError:
+            if not (folder / "tokenizer.json").is_file():  # otherwise another process was faster: its folder is kept
+                raise
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
     return AutoTokenizer.from_pretrained(folder)
 
 

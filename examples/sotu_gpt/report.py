@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +77,8 @@ def draw(rows: list[Row], options: argparse.Namespace, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    from hf_attn_ext.files import written_beside
+
     lines = {"softmax": ("#1f4fa3", "--"), control_name(options): ("#b23b3b", ":")}
     bars = [row for row in rows if row.name not in lines]
     figure, axis = plt.subplots(figsize=(8, 1.4 + 0.34 * max(1, len(bars))), layout="constrained")
@@ -95,7 +96,8 @@ def draw(rows: list[Row], options: argparse.Namespace, path: Path) -> None:
     axis.set_xlim(min(everything) - margin, max(everything) + margin)
     axis.set_xlabel("perplexity on the test addresses (the axis does not begin at 0)")
     axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-    figure.savefig(path, dpi=130)
+    with written_beside(path) as beside:
+        figure.savefig(beside, format="png", dpi=130)
     plt.close(figure)
 
 
@@ -103,6 +105,7 @@ def report(
     results: list[dict[str, Any]], options: argparse.Namespace, settings: dict[str, Any], corpus: Corpus
 ) -> None:
     """Write and print what the runs came to."""
+    from hf_attn_ext.files import write_text
     from hf_attn_ext.training.files import write_json
     from hf_attn_ext.training.results import versions
 
@@ -113,8 +116,7 @@ def report(
     lines = table(rows, options)
     content = {"settings": settings, "corpus": str(corpus), "runs": results, "versions": versions()}
     write_json(out / "results.json", content)
-    (out / "results.md.part").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(out / "results.md.part", out / "results.md")
+    write_text(out / "results.md", "\n".join(lines) + "\n")
     draw(rows, options, out / "results.png")
     print(f"sotu: {corpus}")
     print("\n".join(lines))

@@ -162,7 +162,8 @@ def _row(settings: HasseBench, kind: MaskKind, length: int, packed: bool) -> dic
         calls["networkx"] = lambda: networkx.transitive_reduction(networkx.condensation(graph))
     timings, failed = measure(calls, settings.repeats, settings.budget)
     if failed:
-        raise MemoryError(f"{kind.name} at {length:,} positions: {failed}")
+        name, reason = next(iter(failed.items()))
+        raise AttnExtError(f"{kind.name} at {length:,} positions: {name} {reason}; give fewer positions")
     poset = find_order(mask)
     if theirs:
         theirs |= {"seconds": timings["networkx"].as_dict(), "same": _same(poset, graph)}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..errors import AttnExtError, suggest
-from ..hasse import BitMatrix, Poset, Task
+from ..hasse import BitMatrix, MaskSpec, Poset, Task, masks
 
 Rows = Callable[[np.ndarray], np.ndarray]  # row numbers (rows,) to numpy bool (rows, positions)
 BLOCK = 512
@@ -56,25 +56,16 @@ def _blocks(positions: int) -> Iterator[slice]:
         yield slice(start, start + BLOCK)
 
 
+def _closed(spec: MaskSpec) -> tuple[int, Rows]:
+    return len(spec), lambda rows: spec.rows(rows[0], rows[-1] + 1).numpy()
+
+
 def _causal(positions: int) -> tuple[int, Rows]:
-    return positions, lambda rows: np.arange(positions) <= rows[:, None]
+    return _closed(masks.causal(positions))
 
 
 def _butterfly(wanted: int) -> tuple[int, Rows]:
-    tokens = (wanted + 2) // 3
-    chain = tokens - 1
-    positions = 3 * tokens - 2
-    see = np.arange(positions)
-
-    def rows(numbers: np.ndarray) -> np.ndarray:
-        row = numbers[:, None]
-        token = row - 2 * chain  # of a prediction, from 0
-        forward = (row < chain) & (see <= row)
-        backward = (row >= chain) & (row < 2 * chain) & (see >= row) & (see < 2 * chain)
-        sides = (see < token) | ((see >= chain + token) & (see < 2 * chain)) | (see == row)
-        return forward | backward | ((row >= 2 * chain) & sides)
-
-    return positions, rows
+    return _closed(masks.butterfly((wanted + 2) // 3))
 
 
 def _random(share: Callable[[int], float], back: int = 0, cyclic: bool = False) -> Callable[[int], tuple[int, Rows]]:
@@ -150,22 +141,10 @@ def find_order(mask: torch.Tensor | BitMatrix) -> Poset:
 
 
 def autoregressive_family(tokens: int) -> list[Task]:
-    """Task t predicts token t + 1 from the t before it."""
-    return [
-        Task([(f"w{i}", i) for i in range(1, t + 1)], {t - 1: f"w{t + 1}"}, torch.ones(t, t, dtype=torch.bool).tril())
-        for t in range(1, tokens + 1)
-    ]
+    """The causal mask's: the last of t tokens predicts the next."""
+    return masks.causal(tokens).family().tasks
 
 
 def butterfly_family(tokens: int) -> list[Task]:
-    """Task k predicts token k from both sides: a chain from the first token, one from the last, and the prediction."""
-    family = []
-    for k in range(1, tokens + 1):
-        before, after = range(1, k), range(k + 1, tokens + 1)
-        inputs = [*((f"w{i}", i) for i in before), *((f"w{i}", i) for i in after), ("mean", k)]
-        mask = torch.zeros(tokens, tokens, dtype=torch.bool)
-        mask[: k - 1, : k - 1] = torch.ones(k - 1, k - 1).tril()
-        mask[k - 1 : -1, k - 1 : -1] = torch.ones(tokens - k, tokens - k).triu()
-        mask[-1] = True
-        family.append(Task(inputs, {tokens - 1: f"w{k}"}, mask))
-    return family
+    """The butterfly's: every token is predicted from a chain before it and one after it."""
+    return masks.butterfly(tokens).family().tasks

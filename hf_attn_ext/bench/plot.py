@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import written_beside
 from .contestants import BOTH, CONTROL, FLEXFORMER, OTHER, PACKAGE, PASSES, SOFTMAX
 from .summary import Rows
 
@@ -136,9 +136,5 @@ def _legend(figure: Any, artists: list[Any], labels: list[str], title: str | Non
 
 
 def _save(figure: Any, path: Path) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp.png")
-    try:
-        figure.savefig(beside, dpi=130)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with written_beside(path) as beside:
+        figure.savefig(beside, format="png", dpi=130)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from ..errors import AttnExtError
+from ..files import write_text
 from .contestants import PASSES
 from .figures import Crossover
 from .summary import Rows
@@ -32,13 +32,8 @@ def check_folder(folder: Path) -> Path:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write JSON beside ``path``, then rename it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    """Write JSON, whole or not at all."""
+    write_text(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
 
 
 def heading(report: Report) -> str:

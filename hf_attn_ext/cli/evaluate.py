@@ -90,7 +90,7 @@ def evaluate(
     for name, value in scores.items():
         typer.echo(f"{name:14} {value}" if isinstance(value, int) else f"{name:14} {value:.6g}")
     if out is not None:
-        from .output import write_text
+        from ..files import write_text
 
         write_text(out, json.dumps({"model": model, "data": data, "examples": examples, **scores}, indent=2) + "\n")
 

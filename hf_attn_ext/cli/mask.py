@@ -13,11 +13,8 @@ from ..errors import AttnExtError, suggest
 if TYPE_CHECKING:
     from ..hasse import MaskSpec
 
-PARTS = ("both", "mask", "hasse")
-PICTURES = (".png", ".svg")
-MATRICES = (".npy", ".pt", ".json", ".csv")
 MOST_LINES = 40  # of a Hasse diagram as text
-MOST_POSITIONS = 1 << 16  # whose order takes half a gigabyte
+MOST_POSITIONS = 1 << 15  # what reaches what, a byte a pair, takes a gigabyte
 
 Layers = Annotated[int | None, typer.Option("--layers", min=1, help="The model's layers: are they enough?")]
 Out = Annotated[
@@ -121,7 +118,7 @@ def derive(
     verified = joint.verify()
     if window is not None:
         joint = joint.sparsify(window, within="full")
-    spec = spec_of_task(joint, name=f"joint task of {file.name}")
+    spec = spec_of_task(joint, name=f"joint task of {input_text(file.name)}")
     nodes = sum(len(task.inputs) for task in joint.tasks)
     typer.echo(f"{len(joint.tasks)} tasks with {nodes} positions -> {len(joint)} positions\n")
     typer.echo(f"{'position':9} {'input':14} {'label':14} from task:position")
@@ -140,6 +137,7 @@ def derive(
 def _report(spec: MaskSpec, layers: int | None, write: Callable[[MaskSpec], None]) -> None:
     """Numbers, diagram, findings; then the file; then the first error, if there is one."""
     from ..hasse import Poset
+    from ..hasse.checks import refuse
     from ..hasse.summary import summarise
     from ..hasse.text import hasse_text
 
@@ -154,33 +152,29 @@ def _report(spec: MaskSpec, layers: int | None, write: Callable[[MaskSpec], None
     for finding in findings:
         typer.echo(str(finding))
     write(spec)
-    errors = [finding.message for finding in findings if finding.severity == "error"]
-    if errors:
-        more = " (and more errors, listed above)" if len(errors) > 1 else ""
-        raise AttnExtError(f"{spec.title} fails its check: {errors[0]}{more}")
+    refuse(spec, findings)
 
 
 def _writer(out: Path | None, what: str) -> Callable[[MaskSpec], None]:
     """What writes ``--out``; mistakes in it are found here, before any work."""
+    from ..hasse.draw import PARTS, SUFFIXES, draw
+    from ..hasse.files import MASK_SUFFIXES, write_mask_file
+
     if what not in PARTS:
         raise AttnExtError(f"--what must be one of {', '.join(PARTS)}, got {what!r}.{suggest(what, PARTS)}")
     if out is None:
         return lambda spec: None
-    if out.suffix.lower() not in (*PICTURES, *MATRICES):
-        raise AttnExtError(f"--out must end in {', '.join((*PICTURES, *MATRICES))}, got {out.name!r}")
+    if out.suffix.lower() not in (*SUFFIXES, *MASK_SUFFIXES):
+        raise AttnExtError(f"--out must end in {', '.join((*SUFFIXES, *MASK_SUFFIXES))}, got {out.name!r}")
     if not out.parent.is_dir():
         raise AttnExtError(f"--out: the folder {str(out.parent)!r} does not exist; make it first")
     if out.is_dir():
         raise AttnExtError(f"--out {str(out)!r} is a folder; name a file")
 
     def write(spec: MaskSpec) -> None:
-        if out.suffix.lower() in PICTURES:
-            from ..hasse.draw import draw
-
+        if out.suffix.lower() in SUFFIXES:
             draw(spec, out, what)
         else:
-            from ..hasse.files import write_mask_file
-
             write_mask_file(spec, out)
         typer.echo(f"\nwritten: {out}")
 

@@ -65,16 +65,6 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write beside, then rename: ``path`` holds the old text or the new, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def _is_converted(folder: Path) -> bool:
     config = folder / "config.json"
     return config.is_file() and isinstance(read_json(config).get("attn_ext"), dict)

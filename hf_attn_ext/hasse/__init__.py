@@ -1,6 +1,6 @@
 """The ground floor: what a mask lets flow, the order behind it, and masks derived from families of tasks.
 
-Knows torch, numpy, scipy and networkx, and nothing of models.
+Knows torch, numpy and networkx, and nothing of models.
 
     information_flow(mask, num_layers)       which output sees which input after some layers
     Poset.from_mask(mask)                    the order behind a mask, its diagram, its chains

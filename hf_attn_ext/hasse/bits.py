@@ -7,13 +7,15 @@ Long rows are worked on as Python's own integers: below some tens of thousands o
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 
 WORD = 64
+_MOST = 1 << 31  # columns
 _SMALL = 1 << 16  # words, up to which the number of operations counts, and not the way through memory
 
 
@@ -42,6 +44,7 @@ class BitMatrix:
     __slots__ = ("columns", "words")
 
     def __init__(self, words: np.ndarray, columns: int) -> None:
+        columns = _read_count(columns)
         width = _width(columns)
         if not isinstance(words, np.ndarray) or words.dtype != np.uint64 or words.ndim != 2 or words.shape[1] != width:
             kind = f"{words.dtype} {words.shape}" if isinstance(words, np.ndarray) else type(words).__name__
@@ -59,7 +62,14 @@ class BitMatrix:
 
     @classmethod
     def from_dense(cls, dense: np.ndarray) -> BitMatrix:
-        """Pack a numpy bool (rows, columns)."""
+        """Pack a numpy bool (rows, columns).
+
+        Raises:
+            AttnExtError: another dtype or shape.
+        """
+        if not isinstance(dense, np.ndarray) or dense.dtype != np.bool_ or dense.ndim != 2:
+            kind = f"{dense.dtype} {dense.shape}" if isinstance(dense, np.ndarray) else short(dense)
+            raise AttnExtError(f"a matrix to pack must be numpy.bool (rows, columns), got {kind}")
         rows, columns = dense.shape
         packed = np.packbits(np.ascontiguousarray(dense), axis=1, bitorder="little")
         width = _width(columns) * 8
@@ -71,8 +81,17 @@ class BitMatrix:
 
     @classmethod
     def from_integers(cls, rows: Sequence[int], columns: int) -> BitMatrix:
-        """Pack one integer a row."""
+        """Pack one integer a row.
+
+        Raises:
+            AttnExtError: an integer with a bit past the last column, or no list of integers.
+        """
+        columns = _read_count(columns)
         size = _width(columns) * 8
+        if not isinstance(rows, list | tuple) or any(type(row) is not int or row >> columns for row in rows):
+            raise AttnExtError(
+                f"bit rows of {columns} columns must be a list of ints of so many bits, got {short(rows)}"
+            )
         joined = b"".join([row.to_bytes(size, "little") for row in rows])
         return cls._made(_as_words(np.frombuffer(joined, np.uint8).reshape(len(rows), size)), columns)
 
@@ -191,6 +210,12 @@ def _turned_small(words: np.ndarray) -> np.ndarray:
         squares ^= swapped
     turned = squares.astype("<u8", copy=False).view(np.uint8).reshape(rows // 8, width * 8, 8).transpose(1, 2, 0)
     return _as_words(np.ascontiguousarray(turned).reshape(width * WORD, rows // 8))
+
+
+def _read_count(columns: int) -> int:
+    if not isinstance(columns, numbers.Integral) or isinstance(columns, bool) or not 0 <= columns <= _MOST:
+        raise AttnExtError(f"the number of columns must be a whole number from 0 to {_MOST}, got {short(columns)}")
+    return int(columns)
 
 
 def _width(columns: int) -> int:

@@ -7,12 +7,14 @@ needed than there are, and how many labels a token of text gives.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from .flow import convergence_depth, information_flow
-from .spec import MaskSpec, held_tokens, is_input, is_whole
+from .reading import is_whole
+from .spec import MaskSpec, held_tokens, is_input
 
 _LISTED = 10  # findings of one kind that are written out; the last one counts the rest
 
@@ -72,15 +74,25 @@ def check(spec: MaskSpec, num_layers: int | None = None, raises: bool = False) -
         error: target leak: position 0 (w0) must predict token 1, which reaches it in 1 layer: w0 <- w1
     """
     if num_layers is not None and (not is_whole(num_layers) or num_layers < 1):
-        raise AttnExtError(f"num_layers must be a whole number of at least 1, or None, got {num_layers!r}")
+        raise AttnExtError(f"num_layers must be a whole number of at least 1, or None, got {short(num_layers)}")
     found = [*_leaks(spec, num_layers), *_empty_rows(spec), *_depth(spec, num_layers), _cache(spec), _supervision(spec)]
     order = {"error": 0, "warning": 1, "note": 2}
     found.sort(key=lambda finding: order[finding.severity])
-    errors = [finding for finding in found if finding.severity == "error"]
-    if raises and errors:
+    if raises:
+        refuse(spec, found)
+    return found
+
+
+def refuse(spec: MaskSpec, findings: Sequence[Finding]) -> None:
+    """Do nothing unless :func:`check` found an error.
+
+    Raises:
+        AttnExtError: the first error found.
+    """
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
         more = " (and more errors)" if len(errors) > 1 else ""
         raise AttnExtError(f"{spec.title} fails its check: {errors[0].message}{more}")
-    return found
 
 
 def steps(spec: MaskSpec) -> list[int]:
@@ -124,18 +136,19 @@ def _leaks(spec: MaskSpec, num_layers: int | None) -> list[Finding]:
         message = f"target leak: position {position} ({spec.names[position]}) must predict token {token}, which {how}"
         message += f"; {_layers(num_layers)} are too few for that, one more may not be" if late else ""
         found.append(Finding("target_leak", "warning" if late else "error", message, position, tuple(path)))
-    unsure = [p for p in sorted(spec.labels) if flow[p, unknown].any()]
-    return [*_and_more(found, len(leaking)), *_unknown(spec, unknown, unsure)]
+    return [*_and_more(found, len(leaking)), *_unknown(spec, flow, unknown)]
 
 
-def _unknown(spec: MaskSpec, unknown: list[int], unsure: list[int]) -> list[Finding]:
+def _unknown(spec: MaskSpec, flow: torch.Tensor, unknown: list[int]) -> list[Finding]:
     """A warning where a prediction is reached by an input of which nobody can say which tokens it holds."""
+    unsure = [p for p in sorted(spec.labels) if flow[p, unknown].any()]
     if not unsure:
         return []
-    first = unknown[0]
+    first = next(p for p in unknown if flow[unsure[0], p])
     message = (
-        f"target leak: cannot be ruled out, {len(unsure)} predictions are reached by inputs that do not say which "
-        f"tokens they hold, such as {spec.inputs[first]!r} at {first}; write ('token', number)"
+        f"target leak: cannot be ruled out, {len(unsure)} of {len(spec.labels)} predictions are reached by inputs that "
+        f"do not say which tokens they hold, such as {short(spec.inputs[first])} at {first}, which reaches "
+        f"{spec.names[unsure[0]]} at {unsure[0]}; write ('token', number)"
     )
     return [Finding("target_leak", "warning", message, unsure[0])]
 

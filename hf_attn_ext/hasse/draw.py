@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import AttnExtError, suggest
+from ..errors import AttnExtError, short, suggest
+from ..files import as_path, written_beside
 from .diagram import CHARACTER, Diagram
-from .files import written_beside
 from .flow import information_flow
 from .poset import Poset
-from .spec import MaskSpec
+from .spec import MaskSpec, check_spec
 from .text import tile_shares
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def draw(spec: MaskSpec, path: str | Path, what: str = "both") -> None:
         >>> from hf_attn_ext.hasse import masks
         >>> draw(masks.butterfly(6), "butterfly.png")  # doctest: +SKIP
     """
-    path = Path(path)
+    path = as_path(path)
+    check_spec(spec)
     if path.suffix.lower() not in SUFFIXES:
         raise AttnExtError(f"a picture is a file ending in .png or .svg, got {path.name!r}")
     if not path.parent.is_dir():
@@ -81,6 +82,7 @@ def draw(spec: MaskSpec, path: str | Path, what: str = "both") -> None:
 
 def figure(spec: MaskSpec, what: str = "both") -> Figure:
     """The picture of :func:`draw` as a matplotlib figure, for a notebook."""
+    check_spec(spec)
     import matplotlib
 
     with matplotlib.rc_context({"text.parse_math": False}):  # a dollar in a token is no formula
@@ -88,8 +90,8 @@ def figure(spec: MaskSpec, what: str = "both") -> Figure:
 
 
 def _figure(spec: MaskSpec, what: str) -> Figure:
-    if what not in PARTS:
-        raise AttnExtError(f"what must be one of {', '.join(PARTS)}, got {what!r}.{suggest(what, PARTS)}")
+    if not isinstance(what, str) or what not in PARTS:
+        raise AttnExtError(f"what must be one of {', '.join(PARTS)}, got {short(what)}.{suggest(what, PARTS)}")
     from matplotlib.figure import Figure
 
     poset = Poset.from_mask(spec) if what != "mask" else None

@@ -13,9 +13,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from .joint import minimal_joint_task
-from .spec import MaskSpec
+from .reading import is_whole, read_list
+from .spec import MaskSpec, check_spec
 from .task import Task
 
 
@@ -47,10 +48,16 @@ def groups(sizes: Sequence[int]) -> Tensor:
     Returns:
         bool ``(sum, sum)``.
 
+    Raises:
+        AttnExtError: a size that is no whole number of at least 0.
+
     Example:
         >>> groups([1, 2]).int().tolist()
         [[1, 0, 0], [1, 1, 1], [1, 1, 1]]
     """
+    sizes = read_list(sizes, "group sizes")
+    if not all(is_whole(size) and size >= 0 for size in sizes):
+        raise AttnExtError(f"group sizes must be whole numbers of at least 0, got {short(sizes)}")
     group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
     return group[:, None] >= group[None, :]
 
@@ -82,9 +89,12 @@ def derive(spec: MaskSpec) -> MaskSpec:
         >>> bool((derive(spec).dense() == spec.dense()).all())
         True
     """
+    check_spec(spec)
     if spec.family is None:
         raise AttnExtError(f"{spec.title} has no family of tasks to derive it from")
     family = spec.family()
+    if not isinstance(family, Family):
+        raise AttnExtError(f"{spec.title}: its family must be a Family, got {short(family)}")
     joint = minimal_joint_task(family.tasks)
     if spec.window is not None:
         joint = joint.sparsify(spec.window, within="full")
@@ -97,11 +107,11 @@ def derive(spec: MaskSpec) -> MaskSpec:
             raise AttnExtError(f"{spec.title}: two nodes stand for one position: {nodes}")
     if sorted(nodes) != list(range(len(spec))):
         raise AttnExtError(f"{spec.title}: {len(nodes)} positions were derived, {len(spec)} are laid out")
-    order = torch.tensor([nodes[place] for place in range(len(spec))])
+    joint = joint.permuted([nodes[place] for place in range(len(spec))])
     return MaskSpec.from_mask(
-        joint.mask[order][:, order],
-        labels={place: joint.labels[node] for place, node in sorted(nodes.items()) if node in joint.labels},
-        inputs=[joint.inputs[node] for node in order.tolist()],
+        joint.mask,
+        labels=joint.labels,
+        inputs=joint.inputs,
         roles=spec.roles,
         position_ids=spec.position_ids,
         tokens=spec.tokens,

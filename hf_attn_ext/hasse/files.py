@@ -18,31 +18,32 @@ whole and all before it. A label that is written like an input is that input's t
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
-import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import AttnExtError, suggest
+from ..errors import AttnExtError, short, suggest
+from ..files import as_path, written_beside
 from .family import chain, groups
-from .serial import hashable
-from .spec import MaskSpec, is_input, token
+from .joint import JointTask
+from .reading import is_whole
+from .serial import hashable, read_json, writable
+from .spec import MaskSpec, check_spec, is_input, token
 from .task import Task
+from .values import check_hashable
 
 MASK_SUFFIXES = (".npy", ".pt", ".json", ".csv")
 _FIELDS = ("mask", "labels", "inputs", "roles", "position_ids", "tokens", "name", "names")
 _TASK_FIELDS = ("inputs", "labels", "mask")
 _WORDS = ("causal", "bidirectional")
-_DEEPEST = 50  # lists within lists
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -69,8 +70,10 @@ def read_mask_file(path: str | Path, labels: Mapping[int, int] | None = None) ->
     if "labels" in record:
         record["labels"] = _by_position(path.name, record["labels"])
         for position, label in record["labels"].items():
-            if not isinstance(label, int) or isinstance(label, bool):
-                raise AttnExtError(f"{path.name}: the label at position {position} must be a token's number: {label!r}")
+            if not is_whole(label):
+                raise AttnExtError(
+                    f"{path.name}: the label at position {position} must be a token's number, got {short(label)}"
+                )
     for field, kind in (("inputs", object), ("roles", str), ("names", str), ("position_ids", int)):
         if field in record:
             record[field] = [hashable(value) for value in _listed(path.name, field, record[field])]
@@ -79,7 +82,7 @@ def read_mask_file(path: str | Path, labels: Mapping[int, int] | None = None) ->
     record = {field: value for field, value in record.items() if value is not None or field == "mask"}
     if not isinstance(record.get("name", ""), str) or not isinstance(record.get("tokens", 1), int):
         raise AttnExtError(f"{path.name}: name must be a text and tokens a whole number")
-    return MaskSpec.from_mask(record.pop("mask"), **{"name": path.name, **record})
+    return MaskSpec.from_mask(record.pop("mask"), **{"name": input_text(path.name), **record})
 
 
 def write_mask_file(spec: MaskSpec, path: str | Path) -> None:
@@ -88,31 +91,14 @@ def write_mask_file(spec: MaskSpec, path: str | Path) -> None:
     Raises:
         AttnExtError: another ending, or a folder that does not exist.
     """
-    path = Path(path)
+    path = as_path(path)
+    check_spec(spec)
     if path.suffix.lower() not in MASK_SUFFIXES:
         raise AttnExtError(f"a mask is written to a file ending in {', '.join(MASK_SUFFIXES)}, got {path.name!r}")
     if not path.parent.is_dir():
         raise AttnExtError(f"the folder {str(path.parent)!r} does not exist; make it first")
     with written_beside(path) as beside, beside.open("wb") as file:
         _WRITERS[path.suffix.lower()](spec, file)
-
-
-@contextlib.contextmanager
-def written_beside(path: Path) -> Iterator[Path]:
-    """Give a file beside ``path`` to write to, which takes its place at the end; after an error nothing is left.
-
-    Raises:
-        AttnExtError: the system refuses; the message names ``path``.
-    """
-    beside = path.with_name(f".hf-attn-ext-{os.getpid()}.tmp")  # short: the name itself may be as long as one can be
-    try:
-        yield beside
-        os.replace(beside, path)
-    except OSError as error:
-        raise AttnExtError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 def read_tasks_file(path: str | Path) -> list[Task]:
@@ -135,34 +121,57 @@ def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
     """A task with inputs and labels of any kind as a spec that can be drawn and checked.
 
     Inputs and labels that are equal become one token; a label that no input equals is a token of its own. Position
-    ids are those in the inputs where all are ``(token, position)``.
+    ids are those in the inputs where all are ``(token, position)``. Inputs as :mod:`.spec` writes them keep their
+    meaning where all are written so, and labels are token numbers or ``("token", number)``.
+
+    Raises:
+        AttnExtError: no task, an unhashable label, or a joint task whose ``conflicts="keep"`` left a position several
+            targets.
 
     Example:
         >>> spec = spec_of_task(Task(["a", "b"], {0: "b"}, [[1, 0], [1, 1]]))
         >>> spec.names, spec.labels
         (('a', 'b'), {0: 1})
     """
+    if not isinstance(task, Task):
+        raise AttnExtError(f"give a Task, got {short(task)}")
     labels = dict(task.labels)
-    if all(map(is_input, task.inputs)) and all(type(label) is int and label >= 0 for label in labels.values()):
-        return MaskSpec.from_mask(task.mask, labels=labels, inputs=task.inputs, name=name)
-    placed = all(isinstance(v, tuple) and len(v) == 2 and type(v[1]) is int for v in task.inputs)
+    if isinstance(task, JointTask) and task.conflicts == "keep":
+        for position, targets in labels.items():
+            if len(targets) > 1:
+                raise AttnExtError(
+                    f"{name}: position {position} has {len(targets)} targets, a mask holds one a position"
+                )
+        labels = {position: target for position, (target,) in labels.items()}
+    if all(map(is_input, task.inputs)):  # as masks write them, and so may labels be
+        targets = {position: _number(label) for position, label in labels.items()}
+        if all(is_whole(target) and target >= 0 for target in targets.values()):
+            return MaskSpec.from_mask(task.mask, labels=targets, inputs=task.inputs, name=name)
+    placed = all(isinstance(v, tuple) and len(v) == 2 and is_whole(v[1]) for v in task.inputs)
     numbers: dict[Any, int] = {}
     for position, label in labels.items():
-        try:
-            hash(label)
-        except TypeError:
-            raise AttnExtError(f"{name}: the label at position {position} is unhashable: {label!r}") from None
+        check_hashable(label, "label", position)
     for value in (*task.inputs, *labels.values()):
         numbers.setdefault(value, len(numbers))
     return MaskSpec.from_mask(
         task.mask,
         labels={position: numbers[label] for position, label in labels.items()},
-        inputs=[token(numbers[value]) for value in task.inputs],
+        inputs=[("unknown", *value) if _is_mean(value) else token(numbers[value]) for value in task.inputs],
         position_ids=[value[1] for value in task.inputs] if placed else None,
         tokens=len(numbers),
         name=name,
         names=[input_text(value) for value in task.inputs],
     )
+
+
+def _number(label: Any) -> Any:
+    """The number in ``("token", number)``; any other label as it is."""
+    return label[1] if is_input(label) and label[0] == "token" and len(label) == 2 else label
+
+
+def _is_mean(value: Any) -> bool:
+    """Whether an input is made of several tokens, which have no number where inputs of other kinds are numbered too."""
+    return is_input(value) and value[0] == "mean"
 
 
 def input_text(value: Any) -> str:
@@ -173,7 +182,7 @@ def input_text(value: Any) -> str:
 
 
 def _existing(path: str | Path, suffixes: tuple[str, ...], what: str) -> Path:
-    path = Path(path)
+    path = as_path(path)
     if path.suffix.lower() not in suffixes:
         raise AttnExtError(f"{what} is read from a file ending in {', '.join(suffixes)}, got {path.name!r}")
     if not path.is_file():
@@ -198,26 +207,11 @@ def _read_pt(path: Path) -> Any:
 
 
 def _read_json(path: Path) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        record = dict(pairs)
-        if len(record) < len(pairs):
-            names = [key for key, _ in pairs]
-            raise AttnExtError(f"{path.name}: {next(n for n in names if names.count(n) > 1)!r} is there twice")
-        return record
-
     try:
-        record = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
-    except AttnExtError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise AttnExtError(f"{path.name} is no JSON: {error}") from None
-    level = [record]
-    for _ in range(_DEEPEST):
-        parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
-        level = [value for part in parts for value in part if isinstance(value, dict | list)]
-    if level:
-        raise AttnExtError(f"{path.name} is nested more than {_DEEPEST} deep")
-    return record
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise AttnExtError(f"{path.name} is no JSON text: {error}") from None
+    return read_json(text, path.name)
 
 
 def _read_csv(path: Path) -> Any:
@@ -253,12 +247,12 @@ def _check_fields(name: str, record: Mapping[str, Any], known: tuple[str, ...], 
 
 def _by_position(name: str, labels: Any) -> dict[int, Any]:
     if not isinstance(labels, Mapping):
-        raise AttnExtError(f"{name}: labels must map positions to labels, got {labels!r}")
+        raise AttnExtError(f"{name}: labels must map positions to labels, got {short(labels)}")
     read: dict[int, Any] = {}
     for key, label in labels.items():
-        whole = re.fullmatch("-?[0-9]{1,18}", key) if isinstance(key, str) else type(key) is int
+        whole = re.fullmatch("-?[0-9]{1,18}", key) if isinstance(key, str) else is_whole(key)
         if not whole:
-            raise AttnExtError(f"{name}: labels go by position, a whole number, got {key!r}")
+            raise AttnExtError(f"{name}: labels go by position, a whole number, got {short(key)}")
         position = int(key)
         if position in read:
             raise AttnExtError(f"{name}: position {position} has two labels")
@@ -269,60 +263,54 @@ def _by_position(name: str, labels: Any) -> dict[int, Any]:
 def _listed(name: str, field: str, value: Any) -> list:
     value = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(value, list | tuple):
-        raise AttnExtError(f"{name}: {field} must be a list, got {value!r}")
+        raise AttnExtError(f"{name}: {field} must be a list, got {short(value)}")
     return list(value)
 
 
 def _task(name: str, record: Any) -> Task:
     if not isinstance(record, dict):
-        raise AttnExtError(f"{name} must be an object with {', '.join(_TASK_FIELDS)}, got {record!r}")
+        raise AttnExtError(f"{name} must be an object with {', '.join(_TASK_FIELDS)}, got {short(record)}")
     for field in ("inputs", "mask"):
         _check_fields(name, record, _TASK_FIELDS, needed=field)
-    for value in _listed(name, "inputs", record["inputs"]):
-        _check_value(f"{name}: the input {value!r}", value)
-    inputs = [hashable(value) for value in record["inputs"]]
+    inputs = [hashable(value) for value in _listed(name, "inputs", record["inputs"])]
     given = {} if record.get("labels") is None else record["labels"]
-    labels = _by_position(name, given)
-    for position, label in labels.items():
-        _check_value(f"{name}: the label {label!r} at position {position}", label)
-    labels = {position: hashable(label) for position, label in labels.items()}
+    labels = {position: hashable(label) for position, label in _by_position(name, given).items()}
     try:
+        for position, label in labels.items():
+            check_hashable(label, "label", position)
         return Task(inputs, labels, _task_mask(record["mask"], len(inputs)))
     except AttnExtError as error:
         raise AttnExtError(f"{name}: {error}") from None
 
 
-def _check_value(what: str, value: Any) -> None:
-    """Refuse what is unhashable or does not equal itself, at any depth: values are compared."""
-    if isinstance(value, dict):
-        raise AttnExtError(f"{what} is unhashable; give a text, a number, or a list of them")
-    if isinstance(value, list):
-        for part in value:
-            _check_value(what, part)
-    elif value != value:
-        raise AttnExtError(f"{what} holds NaN, which does not equal itself; give another")
-
-
 def _task_mask(mask: Any, size: int) -> Any:
     if isinstance(mask, str):
         if mask not in _WORDS:
-            raise AttnExtError(f"mask must be rows, 'causal' or 'bidirectional', got {mask!r}.{suggest(mask, _WORDS)}")
+            raise AttnExtError(
+                f"mask must be rows, 'causal' or 'bidirectional', got {short(mask)}.{suggest(mask, _WORDS)}"
+            )
         return groups(chain(size) if mask == "causal" else [size])
     if isinstance(mask, dict):
         sizes = mask.get("groups")
-        whole = isinstance(sizes, list) and all(type(part) is int and part >= 0 for part in sizes)
+        whole = isinstance(sizes, list) and all(is_whole(part) and part >= 0 for part in sizes)
         if set(mask) != {"groups"} or not whole or sum(sizes) != size:
-            raise AttnExtError(f"groups must be sizes that add up to {size} inputs, got {mask!r}")
+            raise AttnExtError(f"groups must be sizes that add up to {size} inputs, got {short(mask)}")
         return groups(sizes)
     return mask
 
 
 def _record(spec: MaskSpec) -> dict[str, Any]:
+    for position, entry in enumerate(spec.inputs):
+        if not is_input(entry) and not writable(entry):
+            raise AttnExtError(
+                f"the input {short(entry)} at position {position} cannot be written; text, finite numbers, bool, None "
+                "and tuples of these can, or write .npy or .csv, which hold the matrix alone"
+            )
     return {
         "name": spec.title,
         "tokens": spec.tokens,
         "labels": {str(position): label for position, label in spec.labels.items()},
-        "inputs": [list(entry) if isinstance(entry, tuple) else entry for entry in spec.inputs],
+        "inputs": [[entry[0], *map(int, entry[1:])] if is_input(entry) else entry for entry in spec.inputs],
         "roles": list(spec.roles),
         "position_ids": spec.position_ids.tolist(),
         "names": list(spec.names),

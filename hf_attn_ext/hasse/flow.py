@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from .bits import BitMatrix
 from .closure import order_of
 from .poset import Poset, expanded
 from .products import boolean_product
-from .reading import is_layers, read_mask, read_masks
+from .reading import is_layers, is_whole, read_mask, read_masks
 
 
 def information_flow(mask: Any, num_layers: int | None = None) -> torch.Tensor:
@@ -37,15 +37,15 @@ def information_flow(mask: Any, num_layers: int | None = None) -> torch.Tensor:
     """
     if is_layers(mask):
         if num_layers is not None:
-            raise AttnExtError(f"num_layers must be None for a list of {len(mask)} masks, got {num_layers!r}")
+            raise AttnExtError(f"num_layers must be None for a list of {len(mask)} masks, got {short(num_layers)}")
         return _tensor(_product([bits.with_diagonal(True) for bits in read_masks(mask)])[-1])
     bits = read_mask(mask)
     limit = expanded(Poset(order_of(bits)))
     if num_layers is None:
         return torch.from_numpy(limit)
-    if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 0:
-        raise AttnExtError(f"num_layers must be a whole number of at least 0, or None, got {num_layers!r}")
-    return _tensor(_power(bits.with_diagonal(True), num_layers, BitMatrix.from_dense(limit)))
+    if not is_whole(num_layers) or num_layers < 0:
+        raise AttnExtError(f"num_layers must be a whole number of at least 0, or None, got {short(num_layers)}")
+    return _tensor(_power(bits.with_diagonal(True), int(num_layers), BitMatrix.from_dense(limit)))
 
 
 def convergence_depth(mask: Any) -> int:

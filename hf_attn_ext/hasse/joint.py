@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from ..errors import AttnExtError, suggest
+from ..errors import AttnExtError, short, suggest
 from .bits import BitMatrix, row_of
 from .equivalence import equivalence_classes
+from .reading import is_whole, read_list, read_mask
 from .task import Task, check_distinct, mask_of_classes
+from .values import read_inputs, read_labels, same_value
 
 CONFLICTS = ("error", "keep")
 
@@ -19,7 +22,8 @@ class JointTask(Task):
 
     Attributes:
         inputs, labels, mask: as those of :class:`.Task`. The mask is dense where it comes from
-            :func:`minimal_joint_task`; :meth:`sparsify` thins it.
+            :func:`minimal_joint_task`; :meth:`sparsify` thins it. This and the other ways to change a task give a
+            joint task again.
         tasks: the family, a tuple.
         sources: for every position, the ``(task, position)`` pairs that it stands for, in the family's order.
         conflicts: "error", or "keep", where every label is a tuple of different targets.
@@ -42,10 +46,23 @@ class JointTask(Task):
         sources: Sequence[Sequence[tuple[int, int]]],
         conflicts: str = "error",
     ) -> None:
-        self._set(tuple(inputs), dict(labels), mask)
-        self.tasks = tuple(tasks)
-        self.sources = [list(pairs) for pairs in sources]
+        if not isinstance(mask, BitMatrix):
+            raise AttnExtError(
+                f"a joint task comes from minimal_joint_task; its mask is a BitMatrix, not {short(mask)}"
+            )
+        size = mask.columns
+        self._set(read_inputs(inputs, size), read_labels(labels, size), read_mask(mask))
+        self.tasks = _read_tasks(tasks)
+        self.sources = [read_list(pairs, "sources") for pairs in read_list(sources, "sources")]
+        if len(self.sources) != size or not all(map(self._is_source, itertools.chain(*self.sources))):
+            raise AttnExtError(
+                f"sources must list (task, position) pairs for each of {size} positions, got {short(self.sources)}"
+            )
         self.conflicts = conflicts
+
+    def _is_source(self, pair: Any) -> bool:
+        whole = isinstance(pair, tuple) and len(pair) == 2 and all(map(is_whole, pair))
+        return whole and 0 <= pair[0] < len(self.tasks) and 0 <= pair[1] < len(self.tasks[pair[0]])
 
     def verify(self) -> Any:
         """Check, from the definitions alone, that this is a common supergraph of the family and that none is smaller.
@@ -61,16 +78,9 @@ class JointTask(Task):
 
         return verify(self)
 
-    def permuted(self, order: Sequence[int]) -> JointTask:
-        """Return the same joint task with its positions in another order; see :meth:`.Task.permuted`."""
-        order = self._read_order(order)
-        place = {old: new for new, old in enumerate(order)}
-        labels = dict(sorted((place[old], label) for old, label in self.labels.items()))
+    def _rebuilt(self, order: Sequence[int], labels: dict[int, Any], bits: BitMatrix) -> JointTask:
         inputs, sources = [self.inputs[old] for old in order], [self.sources[old] for old in order]
-        return JointTask(inputs, labels, self._bits.reordered(order), self.tasks, sources, self.conflicts)
-
-    def _with_mask(self, bits: BitMatrix) -> JointTask:
-        return JointTask(self.inputs, self.labels, bits, self.tasks, self.sources, self.conflicts)
+        return JointTask(inputs, labels, bits, self.tasks, sources, self.conflicts)
 
 
 def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> JointTask:
@@ -85,8 +95,9 @@ def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> Joint
             all, so that every label, also a single one, is a tuple of different targets in the family's order.
 
     Raises:
-        AttnExtError: no task; something that is no task; a joint task that repeats an input; a conflict of labels, with
-            the node and both labels; an unknown ``conflicts``.
+        AttnExtError: no task; something that is no task; a joint task that repeats an input; inputs such as 1 and True,
+            which are equal and mean different things; a conflict of labels, with the node and both labels; an unknown
+            ``conflicts``.
 
     Example:
         >>> family = [Task(range(n), {n - 1: n}, torch.ones(n, n).tril()) for n in range(1, 5)]
@@ -95,9 +106,9 @@ def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> Joint
 
     Source: 2606.09951; several targets at a node are ours.
     """
-    if conflicts not in CONFLICTS:
+    if not isinstance(conflicts, str) or conflicts not in CONFLICTS:
         raise AttnExtError(
-            f"unknown conflicts {conflicts!r}.{suggest(conflicts, CONFLICTS)} Choose from: {', '.join(CONFLICTS)}"
+            f"unknown conflicts {short(conflicts)}.{suggest(conflicts, CONFLICTS)} Choose from: {', '.join(CONFLICTS)}"
         )
     tasks = _read_tasks(tasks)
     numbers = equivalence_classes(tasks)
@@ -126,7 +137,7 @@ def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> Joint
 def _read_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
     if isinstance(tasks, Task):
         raise AttnExtError("tasks must be a list of tasks, got one task; put it in a list")
-    tasks = tuple(tasks)
+    tasks = tuple(read_list(tasks, "tasks"))
     if not tasks:
         raise AttnExtError("tasks must hold at least one task, got an empty list")
     for number, task in enumerate(tasks):
@@ -134,7 +145,21 @@ def _read_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
             raise AttnExtError(f"tasks[{number}] must be a Task, got {type(task).__name__}")
         if isinstance(task, JointTask):
             check_distinct(task.inputs, f"tasks[{number}] is a joint task, give the tasks it was made from instead: ")
+    _check_kinds(tasks)
     return tasks
+
+
+def _check_kinds(tasks: Sequence[Task]) -> None:
+    """Raise where inputs of two tasks are equal for Python alone, as 1 and True: they would become one node."""
+    first: dict[Hashable, tuple[Hashable, int]] = {}
+    for number, task in enumerate(tasks):
+        for value in task.inputs:
+            other, at = first.setdefault(value, (value, number))
+            if other is not value and not same_value(other, value):
+                raise AttnExtError(
+                    f"inputs {short(other)} of task {at} and {short(value)} of task {number} are equal for Python, and "
+                    "not the same; write both as a number or both as a truth value"
+                )
 
 
 def _labels(
@@ -148,32 +173,17 @@ def _labels(
             if place not in tasks[which].labels:
                 continue
             label = tasks[which].labels[place]
-            if any(same_label(label, target) for target in targets):
+            if any(same_value(label, target) for target in targets):
                 continue
             targets.append(label)
             named.append((which, place))
         if len(targets) > 1 and conflicts == "error":
             (one, at), (other, there) = named[:2]
             raise AttnExtError(
-                f"position {position} of the joint task (input {inputs[position]!r}) has two labels: {targets[0]!r} by "
-                f"task {one} at {at}, {targets[1]!r} by task {other} at {there}; conflicts='keep' keeps both as targets"
+                f"position {position} of the joint task (input {short(inputs[position])}) has two labels: "
+                f"{short(targets[0])} by task {one} at {at}, {short(targets[1])} by task {other} at {there}; "
+                "conflicts='keep' keeps both as targets"
             )
         if targets:
             labels[position] = tuple(targets) if conflicts == "keep" else targets[0]
     return labels
-
-
-def same_label(one: Any, other: Any) -> bool:
-    """Whether two labels are the same object, or equal.
-
-    Raises:
-        AttnExtError: a comparison that is neither true nor false, as that of tensors.
-    """
-    if one is other:
-        return True
-    try:
-        return bool(one == other)
-    except (TypeError, ValueError, RuntimeError):
-        raise AttnExtError(
-            f"labels of type {type(one).__name__} cannot be compared with ==; give numbers, text or tuples"
-        ) from None

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from .bits import BitMatrix, bits_of
 from .chains import chains_and_antichain
 from .closure import Order, closure_and_covers, order_of
-from .reading import read_mask
+from .reading import is_whole, read_list, read_mask
+from .values import read_inputs
 
 if TYPE_CHECKING:
     import networkx
@@ -45,13 +46,11 @@ class Poset:
     """
 
     def __init__(self, order: Order, inputs: Sequence[Hashable] | None = None) -> None:
+        if not isinstance(order, Order):
+            raise AttnExtError(f"a poset is made by Poset.from_mask, from_covers or from_json, got {short(order)}")
         self.classes = order.classes
         self._order = order
         self.inputs = None if inputs is None else tuple(inputs)
-        if self.inputs is not None and len(self.inputs) != self.num_positions:
-            raise AttnExtError(
-                f"inputs must have one entry a position, got {len(self.inputs)} for {self.num_positions} positions"
-            )
 
     @classmethod
     def from_mask(cls, mask: Any, inputs: Sequence[Hashable] | None = None) -> Poset:
@@ -63,9 +62,11 @@ class Poset:
             inputs: one a position, kept for the diagram.
 
         Raises:
-            AttnExtError: a mask that is not square, empty or not Boolean-like; inputs of another length.
+            AttnExtError: a mask that is not square, empty or not Boolean-like; inputs of another length, unhashable,
+                or not equal to themselves.
         """
-        return cls(order_of(read_mask(mask)), inputs)
+        bits = read_mask(mask)
+        return cls(order_of(bits), None if inputs is None else read_inputs(inputs, bits.columns))
 
     @classmethod
     def from_covers(
@@ -88,14 +89,18 @@ class Poset:
             >>> Poset.from_covers([[0], [1]], [(0, 1)]) == Poset.from_mask([[1, 0], [1, 1]])
             True
         """
-        members = [tuple(sorted(positions)) for positions in classes]
-        positions = sorted(position for some in members for position in some)
-        if not positions or not all(members) or positions != list(range(len(positions))):
-            raise AttnExtError(f"classes must hold every position from 0 on once, got {members!r}")
+        members = [read_list(positions, "a class") for positions in read_list(classes, "classes")]
+        positions = [position for some in members for position in some]
+        whole = all(map(is_whole, positions))
+        if not positions or not all(members) or not whole or sorted(positions) != list(range(len(positions))):
+            raise AttnExtError(f"classes must hold every position from 0 on once, got {short(members)}")
+        members = [tuple(sorted(map(int, some))) for some in members]
         count, rows = len(members), [0] * len(members)
-        for lower, upper in covers:
-            if not (0 <= lower < count and 0 <= upper < count) or lower == upper:
-                raise AttnExtError(f"covers must join two of {count} classes, got {(lower, upper)!r}")
+        covers = [tuple(read_list(pair, "a cover")) for pair in read_list(covers, "covers")]
+        for pair in covers:
+            if len(pair) != 2 or not all(is_whole(end) and 0 <= end < count for end in pair) or pair[0] == pair[1]:
+                raise AttnExtError(f"covers must join two of {count} classes, got {short(pair)}")
+            lower, upper = map(int, pair)
             rows[upper] |= 1 << lower
         order = order_of(BitMatrix.from_integers(rows, count))
         if len(order.classes) < count:
@@ -103,10 +108,11 @@ class Poset:
             raise AttnExtError(f"covers run in a circle through classes {list(cycle)}; an order has none")
         if len(order.lower) < sum(row.bit_count() for row in rows):
             found = {(order.classes[a][0], order.classes[b][0]) for a, b in _pairs(order)}
-            extra = next(pair for pair in covers if tuple(pair) not in found)
-            raise AttnExtError(f"{tuple(extra)!r} is no cover: a longer path already joins the two")
+            extra = next(pair for pair in covers if pair not in found)
+            raise AttnExtError(f"{extra!r} is no cover: a longer path already joins the two")
         renumbered = [members[numbers[0]] for numbers in order.classes]
-        return cls(order._replace(classes=renumbered), inputs)
+        given = None if inputs is None else read_inputs(inputs, len(positions))
+        return cls(order._replace(classes=renumbered), given)
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -229,16 +235,22 @@ class Poset:
         return Poset(Order(self.classes[::-1], *closure_and_covers(rows)), self.inputs)
 
     def is_isomorphic(self, other: Poset) -> bool:
-        """Whether the classes can be matched so that the order is the same; sizes and inputs do not matter."""
+        """Whether the classes can be matched so that the order is the same; sizes and inputs do not matter.
+
+        Raises:
+            AttnExtError: ``other`` is no poset.
+        """
         from .isomorphism import isomorphic
 
+        if not isinstance(other, Poset):
+            raise AttnExtError(f"a poset is compared with another poset, got {short(other)}")
         return isomorphic(self, other)
 
     def to_json(self) -> str:
         """Classes, covers and inputs as JSON text.
 
         Raises:
-            AttnExtError: an input that is no text, number, bool, None, or tuple of these.
+            AttnExtError: an input that is no text, finite number, bool, None, or tuple of these.
         """
         from .serial import poset_to_json
 
@@ -285,8 +297,8 @@ class Poset:
         return {(self.classes[lower][0], self.classes[upper][0]) for lower, upper in _pairs(self._order)}
 
     def _index(self, number: int) -> int:
-        if not 0 <= number < len(self):
-            raise AttnExtError(f"there is no class {number}; the classes are 0 to {len(self) - 1}")
+        if not is_whole(number) or not 0 <= number < len(self):
+            raise AttnExtError(f"there is no class {short(number)}; the classes are 0 to {len(self) - 1}")
         return number
 
 

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from .bits import BitMatrix
+
+
+def is_whole(value: Any) -> bool:
+    """Whether this is a whole number of any library; a bool is none.
+
+    Example:
+        >>> is_whole(3), is_whole(np.int64(3)), is_whole(True), is_whole(3.0)
+        (True, True, False, False)
+    """
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def read_list(values: Any, what: str) -> list:
+    """Return what can be walked over as a list.
+
+    Raises:
+        AttnExtError: it cannot.
+    """
+    try:
+        return list(values)
+    except TypeError:
+        raise AttnExtError(f"{what} must be a list, got {short(values)}") from None
 
 
 def read_mask(mask: Any, name: str = "mask") -> BitMatrix:
@@ -20,7 +43,7 @@ def read_mask(mask: Any, name: str = "mask") -> BitMatrix:
         name: what the messages call it.
 
     Raises:
-        AttnExtError: not square, empty, NaN, or a value that is neither 0 nor 1.
+        AttnExtError: not square, empty, NaN, a value that is neither 0 nor 1, or a tensor without values (meta).
 
     Example:
         >>> read_mask([[1, 0], [1, 1]]).integers()
@@ -85,13 +108,28 @@ def _read_dense(mask: Any, name: str) -> np.ndarray:
 
 def _as_array(mask: Any, name: str) -> np.ndarray:
     if isinstance(mask, torch.Tensor):
-        mask = mask.detach().cpu()
-        mask = mask if mask.layout == torch.strided else mask.to_dense()
-        return (mask.float() if mask.dtype == torch.bfloat16 else mask).numpy()
+        return _of_tensor(mask, name)
+    if np.ma.is_masked(mask):
+        raise AttnExtError(f"{name} is a masked array with entries left out; fill them, as with .filled(0)")
     try:
         return np.asarray(mask)
     except ValueError:
         raise AttnExtError(f"{name} must be a square matrix, got rows of different lengths") from None
+    except (TypeError, RuntimeError, RecursionError) as error:  # tensors in lists, lists in themselves
+        raise AttnExtError(f"{name} cannot be read as a matrix: {short(error)}") from None
+
+
+def _of_tensor(mask: torch.Tensor, name: str) -> np.ndarray:
+    kind = f"{mask.dtype} {tuple(mask.shape)} on {mask.device}"
+    if mask.is_meta:
+        raise AttnExtError(f"{name} is a meta tensor, which holds no values ({kind}); give one that does")
+    try:
+        mask = mask.detach().cpu()
+        mask = mask if mask.layout == torch.strided else mask.to_dense()
+        known = mask.dtype in (torch.float16, torch.float32, torch.float64) or not mask.is_floating_point()
+        return (mask if known else mask.float()).numpy()
+    except (TypeError, RuntimeError):  # NotImplementedError, a RuntimeError, for layouts and types of few operations
+        raise AttnExtError(f"{name} must be Boolean-like (bool, or numbers 0 and 1), got {kind}") from None
 
 
 def _check_shape(shape: tuple[int, ...], name: str) -> None:

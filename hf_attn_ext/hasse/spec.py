@@ -11,7 +11,6 @@ Inputs say what stands at a position, as tuples ``(kind, token, *tokens it is ma
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from .bits import BitMatrix
-from .reading import read_mask
+from .reading import is_whole, read_list, read_mask
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -90,25 +89,69 @@ class MaskSpec:
     window: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isprintable():
+            raise AttnExtError(f"a mask's name must be a text of one line, got {short(self.name)}")
+        for field in ("inputs", "roles", "names", "tables"):
+            self._set(field, tuple(read_list(getattr(self, field), f"{self.name}: {field}")))
         size = len(self.inputs)
+        if not size:
+            raise AttnExtError(f"{self.name}: a mask needs at least one position, got no inputs")
+        for position, entry in enumerate(self.inputs):
+            try:
+                hash(entry)
+            except TypeError:
+                where = f"{self.name}: the input at position {position}"
+                raise AttnExtError(f"{where} is unhashable: {short(entry)}") from None
+        self._set("position_ids", _read_position_ids(self.position_ids, self.name))
+        words = (*self.roles, *self.names)
+        if not all(isinstance(word, str) and word.isprintable() for word in words):
+            raise AttnExtError(f"{self.name}: roles and names must be texts of one line, got {short([*words])}")
         if not self.names:
-            object.__setattr__(self, "names", tuple(map(_position_name, range(size), self.roles, self.inputs)))
+            self._set("names", tuple(map(_position_name, range(size), self.roles, self.inputs)))
         for field in ("roles", "position_ids", "names"):
             if len(getattr(self, field)) != size:
                 raise AttnExtError(f"{self.name}: {len(getattr(self, field))} {field} for {size} positions")
-        if not all(isinstance(word, str) for word in (*self.roles, *self.names)):
-            raise AttnExtError(f"{self.name}: roles and names must be texts, got {_short([*self.roles, *self.names])}")
+        for field, kind, right in (
+            ("form", "a function", callable(self.form)),
+            ("options", "a dictionary", isinstance(self.options, Mapping)),
+            ("family", "a function or None", self.family is None or callable(self.family)),
+            ("tables", "tensors", all(isinstance(table, Tensor) for table in self.tables)),
+            ("window", "a whole number or None", self.window is None or (is_whole(self.window) and self.window > 0)),
+        ):
+            if not right:
+                raise AttnExtError(f"{self.name}: {field} must be {kind}, got {short(getattr(self, field))}")
         if not is_whole(self.tokens) or not 1 <= self.tokens <= _MOST_TOKENS:
-            raise AttnExtError(f"{self.name}: tokens must be a whole number from 1 to 2**63 - 1, got {self.tokens!r}")
+            raise AttnExtError(
+                f"{self.name}: tokens must be a whole number from 1 to 2**63 - 1, got {short(self.tokens)}"
+            )
+        if not isinstance(self.labels, Mapping):
+            raise AttnExtError(f"{self.name}: labels must map positions to tokens, got {short(self.labels)}")
         for position, label in self.labels.items():
             if not is_whole(position) or not is_whole(label):
                 raise AttnExtError(
-                    f"{self.name}: labels must map positions to tokens, both whole numbers, got {position!r}: {label!r}"
+                    f"{self.name}: labels must map positions to tokens, both whole numbers, got "
+                    f"{short(position)}: {short(label)}"
                 )
             if not 0 <= position < size:
                 raise AttnExtError(f"{self.name}: a label is at position {position}; the positions are 0 to {size - 1}")
             if not 0 <= label < self.tokens:
                 raise AttnExtError(f"{self.name}: the label at {position} is token {label} of {self.tokens} tokens")
+        self._set("tokens", int(self.tokens))
+        self._set("labels", {int(position): int(label) for position, label in self.labels.items()})
+
+    def _set(self, field: str, value: Any) -> None:
+        object.__setattr__(self, field, value)
+
+    @classmethod
+    def of_text(cls, n: int, **fields: Any) -> MaskSpec:
+        """A mask over a text as it is: token i at position i, its role ``"token"``, its position id i.
+
+        Args:
+            n: tokens.
+            fields: the class's other attributes, or other inputs, roles or position ids.
+        """
+        inputs, roles = tuple(map(token, range(n))), ("token",) * n
+        return cls(**{"tokens": n, "inputs": inputs, "roles": roles, "position_ids": torch.arange(n)} | fields)
 
     @classmethod
     def from_mask(
@@ -139,21 +182,16 @@ class MaskSpec:
         """
         matrix = torch.as_tensor(read_mask(mask, name).dense(), dtype=torch.bool)
         size = len(matrix)
-        inputs = tuple(("token", i) for i in range(size)) if inputs is None else tuple(inputs)
+        inputs = list(map(token, range(size))) if inputs is None else read_list(inputs, f"{name}: inputs")
         if len(inputs) != size:
             raise AttnExtError(f"{name}: {len(inputs)} inputs for {size} positions")
-        for position, entry in enumerate(inputs):
-            try:
-                hash(entry)
-            except TypeError:
-                raise AttnExtError(f"{name}: the input at position {position} is unhashable: {entry!r}") from None
         known = [is_input(entry) for entry in inputs]
         if position_ids is None:
             position_ids = [entry[1] if ours else i for i, (entry, ours) in enumerate(zip(inputs, known, strict=True))]
         if roles is None:
             roles = [entry[0] if ours else "token" for entry, ours in zip(inputs, known, strict=True)]
         if not isinstance(labels, Mapping | None):
-            raise AttnExtError(f"{name}: labels must map positions to tokens, got {labels!r}")
+            raise AttnExtError(f"{name}: labels must map positions to tokens, got {short(labels)}")
         labels = dict(labels or {})
         if tokens is None:
             asked = filter(is_whole, labels.values())
@@ -163,11 +201,11 @@ class MaskSpec:
             tokens=tokens,
             form=_look_up,
             inputs=inputs,
-            roles=tuple(roles),
-            position_ids=_read_position_ids(position_ids, name),
+            roles=roles,
+            position_ids=position_ids,
             labels=labels,
             tables=(matrix,),
-            names=tuple(names),
+            names=names,
         )
 
     def __len__(self) -> int:
@@ -180,7 +218,7 @@ class MaskSpec:
     @property
     def title(self) -> str:
         """The call that makes the mask, such as ``"prefix_lm(n=8, p=3)"``."""
-        words = ", ".join(f"{key}={value!r}" for key, value in self.options.items() if value is not None)
+        words = ", ".join(f"{key}={short(value)}" for key, value in self.options.items() if value is not None)
         return f"{self.name}({words})" if words else self.name
 
     def rows(self, start: int = 0, stop: int | None = None) -> Tensor:
@@ -192,9 +230,14 @@ class MaskSpec:
         size = len(self)
         stop = size if stop is None else stop
         if not is_whole(start) or not is_whole(stop) or not 0 <= start <= stop <= size:
-            raise AttnExtError(f"{self.name}: rows {start} to {stop} of {size} positions do not exist")
+            raise AttnExtError(f"{self.name}: rows {short(start)} to {short(stop)} of {size} positions do not exist")
         q, kv = torch.arange(start, stop)[:, None], torch.arange(size)[None, :]
-        return self.form(q, kv, *self.tables).expand(stop - start, size)
+        mask = self.form(q, kv, *self.tables)
+        whole = isinstance(mask, Tensor) and mask.dtype == torch.bool
+        if not whole or torch.broadcast_shapes(mask.shape, (1, 1)) not in _shapes(stop - start, size):
+            kind = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else short(mask)
+            raise AttnExtError(f"{self.name}: the closed form must return torch.bool (rows, columns), got {kind}")
+        return mask.expand(stop - start, size)
 
     def dense(self) -> Tensor:
         """The whole mask, bool ``(N, N)``: row i, column j is True where position i may attend to position j."""
@@ -235,7 +278,7 @@ class MaskSpec:
             block_size: rows and columns of a tile.
 
         Raises:
-            AttnExtError: a block size that is no whole number of at least 1.
+            AttnExtError: a block size that is no whole number from 1 to N, or to 128 where N is smaller.
 
         Example:
             >>> from hf_attn_ext.hasse import masks
@@ -244,9 +287,10 @@ class MaskSpec:
         """
         from torch.nn.attention.flex_attention import BlockMask
 
-        if not is_whole(block_size) or block_size < 1:
-            raise AttnExtError(f"block_size must be a whole number of at least 1, got {block_size!r}")
         size = len(self)
+        most = max(size, 128)
+        if not is_whole(block_size) or not 1 <= block_size <= most:
+            raise AttnExtError(f"block_size must be a whole number from 1 to {most}, got {short(block_size)}")
         tiles = -(-size // block_size)
         counts = torch.zeros(tiles, tiles, dtype=torch.int64)
         for tile in range(tiles):
@@ -296,6 +340,14 @@ def neighbours(index: int, tokens: int) -> tuple:
     return ("mean", index, *(i for i in (index - 1, index + 1) if 0 <= i < tokens))
 
 
+def check_spec(spec: Any) -> None:
+    """Raise :class:`AttnExtError` where something is no :class:`MaskSpec`."""
+    if not isinstance(spec, MaskSpec):
+        raise AttnExtError(
+            f"give a MaskSpec, as MaskSpec.from_mask(mask) makes of a mask of your own; got {short(spec)}"
+        )
+
+
 def held_tokens(entry: Hashable) -> tuple[int, ...]:
     """The tokens whose embeddings an input contains.
 
@@ -315,16 +367,6 @@ def is_input(entry: Hashable) -> bool:
     return all(is_whole(part) and part >= 0 for part in entry[1:])
 
 
-def is_whole(value: Any) -> bool:
-    """Whether this is a whole number of any library; a bool is none."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def _read_position_ids(ids: Any, name: str) -> Tensor:
     try:
         read = torch.as_tensor(ids)
@@ -333,9 +375,14 @@ def _read_position_ids(ids: Any, name: str) -> Tensor:
         whole = False
     if not whole:
         raise AttnExtError(
-            f"{name}: position_ids must be whole numbers that fit int64, one a position, got {_short(ids)}"
+            f"{name}: position_ids must be whole numbers that fit int64, one a position, got {short(ids)}"
         )
     return read.to(torch.int64)
+
+
+def _shapes(rows: int, columns: int) -> tuple[tuple[int, int], ...]:
+    """Shapes that broadcast to a matrix."""
+    return (rows, columns), (1, columns), (rows, 1), (1, 1)
 
 
 def _position_name(position: int, role: str, entry: Hashable) -> str:

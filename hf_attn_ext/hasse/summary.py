@@ -6,7 +6,7 @@ import dataclasses
 
 from .flow import convergence_depth
 from .poset import Poset
-from .spec import MaskSpec
+from .spec import MaskSpec, check_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +58,7 @@ def summarise(spec: MaskSpec, poset: Poset | None = None) -> Summary:
         >>> summarise(masks.block_diffusion(8, 4))
         Summary(positions=16, pairs=96, classes=4, covers=2, height=2, width=3, depth=1)
     """
+    check_spec(spec)
     poset = Poset.from_mask(spec) if poset is None else poset
     return Summary(
         positions=len(spec),

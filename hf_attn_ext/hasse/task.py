@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..errors import AttnExtError, suggest
+from ..errors import AttnExtError, short, suggest
 from .bits import BitMatrix, row_of
+from .closure import order_of
 from .flow import convergence_depth
 from .poset import Poset, expanded
-from .reading import read_mask
+from .reading import is_whole, read_list, read_mask
+from .values import read_inputs, read_labels
 
 WITHIN = ("cycle", "full")
 
@@ -33,9 +33,10 @@ class Task:
         mask: torch.bool (N, N), as given.
 
     Raises:
-        AttnExtError: an input that is unhashable, does not equal itself, or is repeated (two equal ones with the same
-            context would be merged, and merging inside one task would change the softmax's weights); a label at a
-            position that is not there; a mask of another size or not Boolean-like.
+        AttnExtError: an input that is unhashable, a tensor, not equal to itself (NaN, also inside a tuple), or repeated
+            (two equal ones with the same context would be merged, and merging inside one task would change the
+            softmax's weights); a label that is a tensor or not equal to itself, or at a position that is not there; a
+            mask of another size or not Boolean-like.
 
     Example:
         >>> task = Task([("a", 0), ("b", 1)], {1: "c"}, [[1, 0], [1, 1]])
@@ -47,7 +48,7 @@ class Task:
 
     def __init__(self, inputs: Iterable[Hashable], labels: Mapping[int, Any], mask: Any) -> None:
         bits = read_mask(mask)
-        self._set(_read_inputs(inputs, bits.columns), _read_labels(labels, bits.columns), bits)
+        self._set(read_inputs(inputs, bits.columns), read_labels(labels, bits.columns), bits)
         check_distinct(self.inputs)
 
     def _set(self, inputs: tuple[Hashable, ...], labels: dict[int, Any], bits: BitMatrix) -> None:
@@ -63,7 +64,7 @@ class Task:
     @functools.cached_property
     def poset(self) -> Poset:
         """The order behind the mask; the inputs are on its diagram's nodes."""
-        return Poset.from_mask(self._bits, self.inputs)
+        return Poset(order_of(self._bits), self.inputs)
 
     @functools.cached_property
     def depth(self) -> int:
@@ -101,10 +102,12 @@ class Task:
 
         Source: 2606.09951 names sparse variants; this construction is ours.
         """
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise AttnExtError(f"window must be a whole number of at least 1, got {window!r}")
-        if within not in WITHIN:
-            raise AttnExtError(f"unknown within {within!r}.{suggest(within, WITHIN)} Choose from: {', '.join(WITHIN)}")
+        if not is_whole(window) or window < 1:
+            raise AttnExtError(f"window must be a whole number of at least 1, got {short(window)}")
+        if not isinstance(within, str) or within not in WITHIN:
+            raise AttnExtError(
+                f"unknown within {short(within)}.{suggest(within, WITHIN)} Choose from: {', '.join(WITHIN)}"
+            )
         classes = self.poset.classes
         if within == "full":
             seen = _near(self.poset, window, [row_of(members) for members in classes])
@@ -127,21 +130,24 @@ class Task:
         order = self._read_order(order)
         place = {old: new for new, old in enumerate(order)}
         labels = {place[old]: label for old, label in self.labels.items()}
-        return Task([self.inputs[old] for old in order], dict(sorted(labels.items())), self._bits.reordered(order))
+        return self._rebuilt(order, dict(sorted(labels.items())), self._bits.reordered(order))
 
     def _with_mask(self, bits: BitMatrix) -> Task:
-        return Task(self.inputs, self.labels, bits)
+        return self._rebuilt(range(len(self)), self.labels, bits)
+
+    def _rebuilt(self, order: Sequence[int], labels: dict[int, Any], bits: BitMatrix) -> Task:
+        return Task([self.inputs[old] for old in order], labels, bits)
 
     def _limit(self) -> BitMatrix:
         return BitMatrix.from_dense(expanded(self.poset))
 
     def _read_order(self, order: Sequence[int]) -> list[int]:
-        read = [_whole(position) for position in order]
-        if len(read) != len(self) or set(read) != set(range(len(self))):
+        read = read_list(order.tolist() if isinstance(order, torch.Tensor) else order, "the new order")
+        if not all(map(is_whole, read)) or sorted(read) != list(range(len(self))):
             raise AttnExtError(
-                f"the new order must hold every position from 0 to {len(self) - 1} once, got {list(order)!r}"
+                f"the new order must hold every position from 0 to {len(self) - 1} once, got {short(read)}"
             )
-        return read
+        return list(map(int, read))
 
 
 def check_distinct(inputs: Sequence[Hashable], name: str = "") -> None:
@@ -150,9 +156,9 @@ def check_distinct(inputs: Sequence[Hashable], name: str = "") -> None:
     for position, value in enumerate(inputs):
         if first.setdefault(value, position) != position:
             raise AttnExtError(
-                f"{name}input {value!r} is repeated at positions {first[value]} and {position}; inputs within one task "
-                "must differ (a token with its position), as equal ones may be merged, and merging inside one task "
-                "changes the softmax's weights"
+                f"{name}input {short(value)} is repeated at positions {first[value]} and {position}; inputs within one "
+                "task must differ (a token with its position), as equal ones may be merged, and merging inside one "
+                "task changes the softmax's weights"
             )
 
 
@@ -176,42 +182,3 @@ def _near(poset: Poset, window: int, own: list[int]) -> list[int]:
                 wider[number] |= near[below]
         near = wider
     return near
-
-
-def _read_inputs(inputs: Iterable[Hashable], count: int) -> tuple[Hashable, ...]:
-    inputs = tuple(inputs)
-    if len(inputs) != count:
-        raise AttnExtError(f"inputs must have one entry a position, got {len(inputs)} for a mask of {count} positions")
-    for position, value in enumerate(inputs):
-        try:
-            hash(value)
-        except TypeError:
-            raise AttnExtError(
-                f"the input at position {position} is unhashable ({type(value).__name__}); inputs are "
-                "compared, so give hashable ones, such as (token, position)"
-            ) from None
-        if isinstance(value, torch.Tensor | np.ndarray):
-            raise AttnExtError(f"the input at position {position} is a tensor; give a number, such as its .item()")
-        if value != value:
-            raise AttnExtError(f"the input {value!r} at position {position} does not equal itself; give another")
-    return inputs
-
-
-def _read_labels(labels: Mapping[int, Any], count: int) -> dict[int, Any]:
-    if not isinstance(labels, Mapping):
-        raise AttnExtError(f"labels must be a dictionary {{position: label}}, got {type(labels).__name__}")
-    read = {}
-    for key, label in labels.items():
-        position = _whole(key)
-        if position is None or not 0 <= position < count:
-            raise AttnExtError(f"label {label!r} is at position {key!r}; the positions are 0 to {count - 1}")
-        read[position] = label
-    return read
-
-
-def _whole(value: Any) -> int | None:
-    """The int that a whole number of any library is, or None."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None

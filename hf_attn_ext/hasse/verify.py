@@ -10,8 +10,9 @@ import numpy as np
 
 from .bits import bits_of
 from .exhaustive import candidates, smallest_supergraph
-from .joint import JointTask, same_label
+from .joint import JointTask
 from .poset import expanded
+from .values import same_value
 
 if TYPE_CHECKING:
     from .task import Task
@@ -100,7 +101,7 @@ def _embedding(joint: JointTask, flow: np.ndarray, task: Task, places: list[list
         if source in task.labels:
             kept = joint.labels.get(position, ())
             targets = kept if joint.conflicts == "keep" else (kept,)
-            if position not in joint.labels or not any(same_label(task.labels[source], x) for x in targets):
+            if position not in joint.labels or not any(same_value(task.labels[source], x) for x in targets):
                 problems.append(f"the label of position {source} is not kept")
     own = expanded(task.poset)
     if not np.array_equal(flow[np.ix_(place, place)], own):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import AttnExtError
+from ..files import write_text
 from . import facts
 from .files import check_folder
 
@@ -48,12 +48,7 @@ def write_card(
     target = Path(out) if out is not None else path / "README.md"
     if not target.parent.is_dir():
         raise AttnExtError(f"cannot write the card to {str(target)!r}: there is no folder {str(target.parent)!r}")
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_text(target, text)
     return target
 
 

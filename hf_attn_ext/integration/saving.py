@@ -20,6 +20,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..errors import AttnExtError
+from ..files import write_text
 
 MANIFEST = "attn_ext_manifest.json"
 SHIM = "modeling_attn_ext"
@@ -147,9 +148,7 @@ def write_manifest(folder: Path, model: PreTrainedModel, others: dict[str, Any] 
         "attn_ext": model.config.attn_ext,
         "files": files,
     }
-    beside = folder / f".{MANIFEST}.part"
-    beside.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(beside, folder / MANIFEST)
+    write_text(folder / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True) + "\n")
 
 
 def sha256(file: str | os.PathLike) -> str:

@@ -37,11 +37,14 @@ def test_the_masks_are_what_they_say():
 
 
 def test_the_families():
-    assert [len(task) for task in autoregressive_family(3)] == [1, 2, 3]
+    family = autoregressive_family(3)
+    assert [len(task) for task in family] == [1, 2, 3]
+    assert all(np.array_equal(task.mask, np.tri(len(task))) for task in family)
     family = butterfly_family(4)
-    assert [list(task.labels.values()) for task in family] == [["w1"], ["w2"], ["w3"], ["w4"]]
+    assert [list(task.labels.values()) for task in family] == [[0], [1], [2], [3]]
     assert all(task.is_dense and task.poset.height() <= 4 for task in family)
-    assert not any((f"w{k}", k) in task.inputs for k, task in enumerate(family, 1))
+    for k, task in enumerate(family):
+        assert {("token", i) for i in range(4) if i != k} < set(task.inputs) and ("token", k) not in task.inputs
 
 
 def test_the_report(run, tmp_path, monkeypatch):
@@ -69,6 +72,17 @@ def test_less_may_be_asked(run, tmp_path):
     report = json.loads((tmp_path / "hasse.json").read_text())
     assert done.code == 0 and [row["length"] for row in report["rows"]] == [16, 40] and report["joint"] == []
     assert {row["no_peak"] for row in report["rows"]} == {"not measured"} and "peak memory" not in done.out
+
+
+def test_no_memory_is_one_line(run, tmp_path, monkeypatch):
+    def hungry(mask):
+        raise MemoryError
+
+    monkeypatch.setattr(hasse, "find_order", hungry)
+    words = ("--packed", "none", "--masks", "causal", "--skip-memory", "--skip-families", "--networkx-limit", 0)
+    done = run("bench", "hasse", *TINY, *words, "--out", tmp_path)
+    assert done.code == 2 and "error: causal at 16 positions: hasse ran out of memory; give fewer" in done.err
+    assert len([line for line in done.err.strip().splitlines() if line.startswith("error")]) == 1
 
 
 def test_a_wrong_diagram_would_be_seen():

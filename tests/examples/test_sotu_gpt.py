@@ -5,9 +5,10 @@ import re
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from examples import demo_gpt, train_sotu_gpt
+from examples.sotu_gpt import corpus
 from examples.sotu_gpt.models import build_model
 from hf_attn_ext.integration import is_converted
 from tests.training import small_gpt
@@ -118,6 +119,32 @@ def test_mistakes_are_one_line(tiny_texts, capsys, arguments, named):
     assert train_sotu_gpt.main([*TINY, "--kernels", "none", *arguments]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[sotu]")]
     assert len(lines) == 1 and lines[0].startswith("error: ") and named in lines[0]
+
+
+def test_two_runs_may_train_one_vocabulary_at_once(tmp_path, monkeypatch):
+    folder, texts = tmp_path / "runs" / "tokenizer-300", [f"the state of the union {i}" for i in range(50)]
+    save = PreTrainedTokenizerFast.save_pretrained
+    first: list[bytes] = []
+
+    def saved(self, path, **options):  # while this one trains, another is done
+        if not first:
+            first.append(b"")
+            corpus.train_tokenizer(folder, texts, 300)
+            first[0] = (folder / "tokenizer.json").read_bytes()
+        return save(self, path, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", saved)
+    assert len(corpus.train_tokenizer(folder, texts[:2], 280)) > 280  # the first one's, not its own
+    assert (folder / "tokenizer.json").read_bytes() == first[0]
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_vocabulary_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "tokenizer-300").mkdir()
+    (tmp_path / "tokenizer-300" / "notes.txt").write_text("mine")
+    with pytest.raises(OSError, match="tokenizer-300"):
+        corpus.train_tokenizer(tmp_path / "tokenizer-300", ["the state"], 300)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer-300"]
 
 
 def check_demo(printed, capsys_err=""):

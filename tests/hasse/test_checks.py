@@ -134,7 +134,13 @@ def test_inputs_of_which_nobody_knows_what_they_hold_are_not_passed_in_silence()
         (finding,) = of_kind(spec, "target_leak")
         assert finding.severity == "warning" and finding.position == 0  # 2 is not reached
         assert "cannot be ruled out" in finding.message and repr(unknown) in finding.message
+        assert "1 of 2 predictions" in finding.message and "at 1, which reaches m0 at 0" in finding.message
     assert not of_kind(MaskSpec.from_mask(mask, inputs=["a", "b", "c"]), "target_leak")  # nothing to predict
+    spec = MaskSpec.from_mask(mask, labels={0: 1}, inputs=[mask_token(0), "b", "c"])
+    for order in ([2, 0, 1], [1, 2, 0]):  # "c" is unknown too, and reaches nothing
+        moved = MaskSpec.from_mask(mask[order][:, order], {order.index(0): 1}, [spec.inputs[p] for p in order])
+        (finding,) = of_kind(moved, "target_leak")
+        assert "'b'" in finding.message and "'c'" not in finding.message
 
 
 @pytest.mark.parametrize("layers", [0, -1, 1.5, "x", True])

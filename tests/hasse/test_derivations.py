@@ -10,6 +10,8 @@ from hf_attn_ext.hasse import MaskSpec, Poset, Task, masks, minimal_joint_task
 from hf_attn_ext.hasse.family import Family, derive, groups
 from hf_attn_ext.hasse.spec import mask_token, token
 
+from .families import autoregressive_family, butterfly_family
+
 SIZES = range(1, 25)
 
 
@@ -39,6 +41,30 @@ def test_butterfly_from_the_cloze_family(n):
     assert_derived(masks.butterfly(n))
     for window in sorted({1, 2, 3, n // 2, n - 1} - {0, -1}):
         assert_derived(masks.butterfly(n, window=window))
+
+
+def described(task, kinds):
+    """A task's inputs, by a name for each, with what each sees, and its labels."""
+    names = [kinds(value) for value in task.inputs]
+    seen = {name: {names[j] for j in row.nonzero().flatten()} for name, row in zip(names, task.mask, strict=True)}
+    return seen, {names[position]: label for position, label in task.labels.items()}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+def test_families_are_those_stated_apart(n):
+    def mine(value):
+        return ("mean" if value[0] == "mean" else "token", value[1])
+
+    def theirs(value):
+        return ("mean" if value[0] == "mean" else "token", value[1] - 1)
+
+    for spec, other in ((masks.causal(n), autoregressive_family(n)), (masks.butterfly(n), butterfly_family(n))):
+        own = spec.family().tasks
+        assert len(own) == len(other) == n
+        for one, two in zip(own, other, strict=True):
+            seen, labels = described(two, theirs)
+            labels = {name: int(word[1:]) - 1 for name, word in labels.items() if word != f"w{n + 1}"}  # past the end
+            assert described(one, mine) == (seen, labels)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 12, 24])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.hasse import Task, masks, minimal_joint_task
+from hf_attn_ext.hasse import MaskSpec, Task, masks, minimal_joint_task
 from hf_attn_ext.hasse.draw import draw
 from hf_attn_ext.hasse.files import input_text, read_mask_file, read_tasks_file, spec_of_task, write_mask_file
 
@@ -63,7 +63,7 @@ def write(path, content):
         ("c.json", {"mask": [[1]], "labels": {"1": 0}}, "a label is at position 1; the positions are 0 to 0"),
         ("c.json", {"mask": [[1]], "labels": {"a": 0}}, "labels go by position, a whole number, got 'a'"),
         ("c.json", {"mask": [[1]], "labels": {"0": 1, "00": 1}}, "position 0 has two labels"),
-        ("c.json", {"mask": [[1]], "labels": {"0": "b"}}, "must be a token's number: 'b'"),
+        ("c.json", {"mask": [[1]], "labels": {"0": "b"}}, "must be a token's number, got 'b'"),
         ("c.json", {"mask": [[1]], "labels": [0]}, "labels must map positions to labels"),
         ("c.json", {"mask": [[1]], "roles": [1]}, "roles must be texts"),
         ("c.json", {"mask": [[1]], "position_ids": ["a"]}, "position_ids must be whole numbers"),
@@ -81,7 +81,7 @@ def write(path, content):
         ("c.json", {"mask": [[1]], "inputs": [[{}]]}, "the input at position 0 is unhashable"),
         ("c.json", "[[1" + "9" * 5000 + "]]", "is no JSON"),
         ("c.json", "[" * 60 + "]" * 60, "nested more than 50 deep"),
-        ("c.json", "[" * 100000, "is no JSON"),
+        ("c.json", "[" * 100000, "nested more than 50 deep"),
         ("b.pt", {"mask": torch.eye(2), "labels": {None: 1}}, "labels go by position"),
         ("b.pt", {"mask": torch.eye(2), "labels": {0.5: 1}}, "labels go by position"),
         ("b.pt", {"mask": torch.eye(2), "labels": {True: 1}}, "labels go by position"),
@@ -150,6 +150,32 @@ def test_a_pickle_is_not_executed(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
+def test_what_cannot_be_written_is_one_line_and_leaves_the_old_file(tmp_path):
+    for value in (object(), float("inf"), np.int64(1), ("a", frozenset())):
+        spec = MaskSpec.from_mask([[1]], inputs=[value])
+        for name in ("a.json", "a.pt"):
+            (tmp_path / name).write_text("old")
+            with pytest.raises(AttnExtError, match="at position 0 cannot be written"):
+                write_mask_file(spec, tmp_path / name)
+            assert (tmp_path / name).read_text() == "old" and len(list(tmp_path.iterdir())) <= 2
+    numbers = [("token", np.int64(1)), ("mean", np.int8(0), np.int16(1)), ("a", 1)]
+    spec = MaskSpec.from_mask(np.tri(3), {np.int64(0): np.int32(1)}, numbers, tokens=np.uint8(3))
+    for name in ("a.json", "a.pt"):
+        write_mask_file(spec, tmp_path / name)
+        read = read_mask_file(tmp_path / name)
+        assert read.inputs == spec.inputs and read.labels == spec.labels == {0: 1} and read.tokens == 3
+
+
+def test_names_are_one_line(tmp_path):
+    odd = write(tmp_path / "a\n\x1b[31m.json", {"mask": [[1, 1], [1, 1]], "labels": {"0": 1}})
+    with pytest.raises(AttnExtError, match="fails its check") as caught:
+        read_mask_file(odd).check(raises=True)
+    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+    for field, value in (("name", "a\nb"), ("names", ["a\nb"]), ("roles", ["\x1b[31m"])):
+        with pytest.raises(AttnExtError, match="of one line"):
+            read_mask_file(write(tmp_path / "a.json", {"mask": [[1]], field: value}))
+
+
 def test_words_of_truth_and_given_labels(tmp_path):
     (tmp_path / "a.csv").write_text("True, false\n\n1,1.0\n")
     spec = read_mask_file(tmp_path / "a.csv", labels={0: 1})
@@ -202,10 +228,10 @@ def test_a_label_like_an_input_is_that_token():
         ([{"inputs": ["a", "a"], "mask": "causal"}], "task 0: input 'a' is repeated"),
         ([{"inputs": [{"a": 1}], "mask": "causal"}], "is unhashable"),
         ([{"inputs": [[{"a": 1}]], "mask": "causal"}], "unhashable"),
-        ([{"inputs": ["a"], "labels": {"0": {}}, "mask": "causal"}], "the label {} at position 0 is unhashable"),
+        ([{"inputs": ["a"], "labels": {"0": {}}, "mask": "causal"}], "the label at position 0 is unhashable"),
         ([{"inputs": ["a"], "labels": {"0": [{}]}, "mask": "causal"}], "at position 0 is unhashable"),
-        ([{"inputs": ["a"], "labels": {"0": float("nan")}, "mask": "causal"}], "label nan at position 0 holds NaN"),
-        ([{"inputs": [["a", float("nan")]], "mask": "causal"}], "holds NaN"),
+        ([{"inputs": ["a"], "labels": {"0": float("nan")}, "mask": "causal"}], "nan at position 0 does not equal"),
+        ([{"inputs": [["a", float("nan")]], "mask": "causal"}], "position 0 holds nan, which does not"),
         ([{"inputs": ["a"], "labels": 0, "mask": "causal"}], "labels must map positions to labels"),
         ([{"inputs": ["a"], "labels": [], "mask": "causal"}], "labels must map positions to labels"),
         ([{"inputs": ["a"], "mask": "casual"}], "got 'casual'. Did you mean 'causal'?"),
@@ -220,6 +246,27 @@ def test_bad_tasks(tmp_path, content, said):
     with pytest.raises(AttnExtError, match=said) as caught:
         read_tasks_file(write(tmp_path / "t.json", content))
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_mean_holds_is_not_lost():
+    mask = [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
+    leaking = [("mean", 1, 0, 2), ("token", 3), ("mask", 2)]
+    for label in (2, ("token", 2)):
+        (leak, *_) = spec_of_task(Task(leaking, {2: label}, mask)).check()
+        assert leak.severity == "error" and leak.path == (2, 0)
+        assert spec_of_task(Task(leaking, {1: label}, mask)).check()[0].kind != "target_leak"
+    for inputs, label in (([*leaking[:2], "a"], ("token", 2)), (leaking, "b")):  # no numbers to compare
+        (leak, *_) = spec_of_task(Task(inputs, {2: label}, mask)).check()
+        assert leak.kind == "target_leak" and leak.severity == "warning" and "cannot be ruled out" in leak.message
+
+
+def test_targets_that_were_kept_are_still_targets():
+    family = [Task("ab", {0: "b"}, [[1, 1], [1, 1]]), Task("c", {0: "d"}, [[1]])]
+    leaks = [spec_of_task(minimal_joint_task(family, conflicts=how)).check()[0] for how in ("error", "keep")]
+    assert leaks[0].kind == leaks[1].kind == "target_leak" and leaks[0].path == leaks[1].path == (0, 1)
+    several = minimal_joint_task([*family, Task("c", {0: "e"}, [[1]])], conflicts="keep")
+    with pytest.raises(AttnExtError, match="position 2 has 2 targets, a mask holds one"):
+        spec_of_task(several)
 
 
 def test_an_unhashable_label_cannot_be_drawn():

@@ -99,6 +99,10 @@ def test_the_mask_given_stays_as_it_is_and_the_result_is_its_own():
     assert np.array_equal(bits.words, words)
 
 
+HOLDS_ITSELF: list = [1]
+HOLDS_ITSELF.append(HOLDS_ITSELF)
+
+
 @pytest.mark.parametrize(
     ("mask", "said"),
     [
@@ -115,6 +119,14 @@ def test_the_mask_given_stays_as_it_is_and_the_result_is_its_own():
         (torch.ones(2, 2, dtype=torch.complex64), "got dtype complex64"),
         ("mask", "got shape ()"),
         (None, "got shape ()"),
+        (torch.ones(2, 2, device="meta"), "meta tensor, which holds no values (torch.float32 (2, 2) on meta)"),
+        ([torch.ones(2, device="meta"), torch.ones(2)], "cannot be read as a matrix"),
+        ([[1, 0], [10**400, 1]], "got dtype object"),
+        (np.ma.masked_array(np.eye(2), [[0, 1], [0, 0]]), "a masked array with entries left out"),
+        (torch.full((2, 2), 0.5).to(torch.float8_e4m3fn), "got 0.5 at (0, 0)"),
+        (torch.full((2, 2), float("nan")).to(torch.float8_e5m2), "holds NaN at (0, 0)"),
+        (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), "must be Boolean-like"),
+        (HOLDS_ITSELF, "must be square"),
     ],
 )
 @pytest.mark.parametrize("function", [information_flow, convergence_depth])
@@ -154,3 +166,19 @@ def test_both_ways_to_multiply_are_the_boolean_product(rows, inner, columns, see
     assert np.array_equal(product_by_rows(packed[0].integers(), packed[1]).dense(), expected)
     assert np.array_equal(product_by_blocks(*packed, block=32).dense(), expected)
     assert np.array_equal(boolean_product(*packed).dense(), expected)
+
+
+FLOATS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.uint16, torch.uint64, torch.int8, torch.bool])
+def test_every_dtype_of_zeros_and_ones_is_a_mask(dtype):
+    mask = torch.ones(3, 3).tril().to(dtype)
+    assert torch.equal(information_flow(mask, 1), torch.ones(3, 3).tril().bool())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_every_layout_and_gradient_is_a_mask():
+    mask = torch.ones(3, 3).tril()
+    for same in (mask.to_sparse(), mask.to_sparse_csr(), mask.clone().requires_grad_(), mask.T.contiguous().T):
+        assert torch.equal(information_flow(same, 1), mask.bool())

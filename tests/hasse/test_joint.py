@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_attn_ext.bench.hasse_masks import autoregressive_family, butterfly_family
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import JointTask, Poset, Task, minimal_joint_task
 from hf_attn_ext.hasse.bits import BitMatrix
 from hf_attn_ext.hasse.exhaustive import candidates, smallest_supergraph
 
+from .families import autoregressive_family, butterfly_family
 from .strategies import pool
 
 
@@ -184,11 +184,37 @@ def test_conflicting_labels_are_reported_or_kept():
 def test_labels_may_be_anything_that_can_be_compared():
     lists = [Task("a", {0: [1, 2]}, [[1]]), Task("a", {0: [1, 2]}, [[1]])]
     assert minimal_joint_task(lists).labels == {0: [1, 2]}
-    tensor = torch.ones(3)
-    same = [Task("a", {0: tensor}, [[1]]), Task("a", {0: tensor}, [[1]])]
-    assert minimal_joint_task(same).labels[0] is tensor and minimal_joint_task(same).verify()
-    with pytest.raises(AttnExtError, match="labels .* cannot be compared"):
-        minimal_joint_task([same[0], Task("a", {0: torch.ones(3)}, [[1]])])
+
+
+class Stubborn:
+    def __eq__(self, other):
+        if self is other:
+            return True
+        raise TypeError
+
+    __hash__ = object.__hash__
+
+
+def test_labels_that_cannot_be_compared_get_one_line():
+    with pytest.raises(AttnExtError, match="values of type Stubborn cannot be compared"):
+        minimal_joint_task([Task("a", {0: Stubborn()}, [[1]]), Task("a", {0: Stubborn()}, [[1]])])
+
+
+PAIRS = [(1, True), (0.0, False), (("a", 1), ("a", True)), (((0,), 1), ((False,), 1))]
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_numbers_and_truth_values_are_not_the_same(one, other):
+    for first, second in ((one, other), (other, one)):
+        with pytest.raises(AttnExtError, match="of task 0 and .* of task 1 are equal for Python, and not the same"):
+            minimal_joint_task([Task([first], {}, [[1]]), Task([second], {}, [[1]])])
+        family = [Task("a", {0: first}, [[1]]), Task("a", {0: second}, [[1]])]
+        with pytest.raises(AttnExtError, match="has two labels"):
+            minimal_joint_task(family)
+        kept = minimal_joint_task(family, conflicts="keep")
+        assert list(map(repr, kept.labels[0])) == [repr(first), repr(second)] and kept.verify()
+    same = minimal_joint_task([Task([1, ("a", True)], {}, np.eye(2)), Task([1.0, ("a", True)], {}, np.eye(2))])
+    assert len(same) == 2  # numbers are compared as numbers
 
 
 @pytest.mark.parametrize(
@@ -197,6 +223,10 @@ def test_labels_may_be_anything_that_can_be_compared():
         ([], {}, "tasks must hold at least one task, got an empty list"),
         (Task("a", {}, [[1]]), {}, "must be a list of tasks, got one task"),
         ([Task("a", {}, [[1]]), "b"], {}, "tasks[1] must be a Task, got str"),
+        (None, {}, "tasks must be a list, got None"),
+        (5, {}, "tasks must be a list, got 5"),
+        ([None], {}, "tasks[0] must be a Task, got NoneType"),
+        ([Task("a", {}, [[1]])], {"conflicts": []}, "unknown conflicts []"),
         ([Task("a", {}, [[1]])], {"conflicts": "keeps"}, "unknown conflicts 'keeps'. Did you mean 'keep'?"),
     ],
 )

@@ -203,6 +203,17 @@ def test_covers_in_any_numbering_make_the_order():
         ([[0], [1], [2]], [(0, 1), (1, 0)], "in a circle through classes [0, 1]"),
         ([[0], [1], [2]], [(0, 1), (1, 2), (0, 2)], "(0, 2) is no cover"),
         ([[2], [1], [0]], [(0, 1), (1, 2), (0, 2)], "(0, 2) is no cover"),
+        (5, [], "classes must be a list, got 5"),
+        ([0], [], "a class must be a list, got 0"),
+        (["a"], [], "must hold every position from 0 on once"),
+        ([[0.5]], [], "must hold every position from 0 on once"),
+        ([[None]], [], "must hold every position from 0 on once"),
+        ([[False]], [], "must hold every position from 0 on once"),
+        ([[0], [1]], 5, "covers must be a list, got 5"),
+        ([[0], [1]], [0], "a cover must be a list, got 0"),
+        ([[0], [1]], [(0, 1, 1)], "must join two of 2 classes, got (0, 1, 1)"),
+        ([[0], [1]], [(0, 1.0)], "must join two of 2 classes, got (0, 1.0)"),
+        ([[0], [1]], ["ab"], "must join two of 2 classes, got ('a', 'b')"),
     ],
 )
 def test_covers_that_make_no_diagram_are_refused(classes, covers, said):
@@ -224,6 +235,17 @@ def test_covers_that_make_no_diagram_are_refused(classes, covers, said):
         ('{"classes": [[true]], "covers": []}', "must hold lists of positions"),
         ('{"classes": [[0]], "covers": [], "inputs": "a"}', "'inputs' must be a list, got str"),
         ('{"classes": [[0]], "covers": [], "inputs": ["a", "b"]}', "one entry a position, got 2 for 1 positions"),
+        ('{"classes": [[0]], "covers": [], "inputs": [{}]}', "the input at position 0 is unhashable (dict)"),
+        ('{"classes": [[0]], "covers": [], "inputs": [[1, [{}]]]}', "the input at position 0 is unhashable (tuple)"),
+        ('{"classes": [[0]], "covers": [], "inputs": [NaN]}', "the input nan at position 0 does not equal itself"),
+        ('{"classes": [[0]], "covers": [], "inputs": [["a", NaN]]}', "at position 0 holds nan, which does not"),
+        ('{"classes": [[0]], "covers": [], "covers": []}', "'covers' is there twice"),
+        ('{"classes": [[' + "9" * 5000 + ']], "covers": []}', "this is no JSON text"),
+        ('{"classes": [[0]], "covers": [], "inputs": [' + "[" * 60 + "]" * 60 + "]}", "nested more than 50 deep"),
+        ("[" * 200_000, "nested more than 50 deep"),
+        (b"\xff", "this is no JSON text"),
+        (5, "this is no JSON text"),
+        ([], "this is no JSON text"),
     ],
 )
 def test_json_that_is_no_poset_is_refused(text, said):
@@ -233,18 +255,29 @@ def test_json_that_is_no_poset_is_refused(text, said):
 
 
 def test_inputs_that_json_cannot_hold_are_refused():
-    for value in (object(), ("a", frozenset()), b"a"):
+    deep = ()
+    for _ in range(60):
+        deep = (deep,)
+    for value in (object(), ("a", frozenset()), b"a", float("inf"), ("a", -float("inf")), 10**5000, deep, np.int64(1)):
         with pytest.raises(AttnExtError, match="at position 1 cannot be written as JSON"):
             Poset.from_mask(np.eye(2), ["a", value]).to_json()
     assert json.loads(Poset.from_mask(np.eye(1), ["a"]).to_json())["inputs"] == ["a"]
+    for _ in range(13):
+        deep = deep[0]
+    for value in (10**3000, deep, "\ud800", True, -0.0, 1e308, ((),)):
+        poset = Poset.from_mask(np.eye(1), [value])
+        assert repr(Poset.from_json(poset.to_json()).inputs) == repr((value,))
+    numbers = Poset.from_covers(np.array([[1], [0]]), np.array([[0, 1]]))
+    assert Poset.from_json(numbers.to_json()) == numbers == Poset.from_mask([[1, 1], [0, 1]])
 
 
 @pytest.mark.parametrize("ask", [Poset.down_set, Poset.lower_covers, Poset.upper_covers])
 def test_a_class_that_is_not_there_is_refused(ask):
     poset = Poset.from_mask(np.tri(3))
-    for number in (3, -1):
-        with pytest.raises(AttnExtError, match=f"there is no class {number}; the classes are 0 to 2"):
+    for number in (3, -1, "x", None, 1.0, True, 10**100):
+        with pytest.raises(AttnExtError, match="there is no class .*; the classes are 0 to 2"):
             ask(poset, number)
+    assert ask(poset, np.int64(1)) == ask(poset, 1)
     with pytest.raises(AttnExtError, match="no class 7"):
         poset.reaches(0, 7)
 
@@ -252,6 +285,20 @@ def test_a_class_that_is_not_there_is_refused(ask):
 def test_inputs_of_another_length_are_refused():
     with pytest.raises(AttnExtError, match="one entry a position, got 1 for 2 positions"):
         Poset.from_mask(np.eye(2), ["a"])
+
+
+def test_what_is_no_poset_gets_one_line():
+    poset = Poset.from_mask(np.tri(2))
+    for other in (5, None, np.tri(2)):
+        with pytest.raises(AttnExtError, match="a poset is compared with another poset"):
+            poset.is_isomorphic(other)
+        with pytest.raises(AttnExtError, match="made by Poset.from_mask"):
+            Poset(other)
+    for inputs, said in ((5, "must be a list"), (["a", []], "unhashable"), (["a", float("nan")], "does not equal")):
+        with pytest.raises(AttnExtError, match=said):
+            Poset.from_mask(np.tri(2), inputs)
+        with pytest.raises(AttnExtError, match=said):
+            Poset.from_covers([[0], [1]], [], inputs)
 
 
 def test_the_block_diffusion_order_has_four_classes():

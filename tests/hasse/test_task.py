@@ -1,5 +1,7 @@
 """Tasks: what is refused, when they are dense, and the laws of making them dense and sparse."""
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import Poset, Task, convergence_depth, information_flow
+from hf_attn_ext.hasse.masks import causal, make_mask
 
 from .strategies import masks, powers
 
@@ -34,7 +37,19 @@ def test_what_a_task_holds():
         ([("a", {}), "b"], {}, np.eye(2), "the input at position 0 is unhashable (tuple)"),
         ([torch.tensor(1), torch.tensor(2)], {}, np.eye(2), "the input at position 0 is a tensor"),
         ([float("nan")], {}, np.eye(1), "the input nan at position 0 does not equal itself"),
-        ("ab", {}, np.eye(3), "inputs must have one entry a position, got 2 for a mask of 3 positions"),
+        ([("a", float("nan"))], {}, np.eye(1), "at position 0 holds nan, which does not equal itself"),
+        ([("a", (0, frozenset([float("nan")])))], {}, np.eye(1), "at position 0 holds nan, which does not"),
+        ([np.datetime64("NaT")], {}, np.eye(1), "at position 0 does not equal itself"),
+        ([Decimal("sNaN")], {}, np.eye(1), "the input at position 0 is unhashable"),
+        ([("a", torch.tensor(1))], {}, np.eye(1), "at position 0 holds a tensor; give a number"),
+        (5, {}, np.eye(1), "inputs must be a list, got 5"),
+        (None, {}, np.eye(1), "inputs must be a list, got None"),
+        ("a", {0: float("nan")}, np.eye(1), "the label nan at position 0 does not equal itself"),
+        ("a", {0: [1, {"b": float("nan")}]}, np.eye(1), "at position 0 holds nan, which does not equal itself"),
+        ("a", {0: np.ones(2)}, np.eye(1), "is a tensor; give a number, such as its .item(), or its .tolist()"),
+        ("a", {0: torch.tensor(3)}, np.eye(1), "the label at position 0 is a tensor"),
+        ("a", {0: (1, np.ones(2))}, np.eye(1), "at position 0 holds a tensor"),
+        ("ab", {}, np.eye(3), "inputs must have one entry a position, got 2 for 3 positions"),
         ("ab", {2: "c"}, np.eye(2), "label 'c' is at position 2; the positions are 0 to 1"),
         ("ab", {-1: "c"}, np.eye(2), "label 'c' is at position -1; the positions are 0 to 1"),
         ("ab", {"0": "c"}, np.eye(2), "label 'c' is at position '0'; the positions are 0 to 1"),
@@ -127,6 +142,26 @@ def test_bad_options_get_one_line():
     for order in ([0, 1], [0, 1, 1], [0, 1, 3], [0, 1, None]):
         with pytest.raises(AttnExtError, match="must hold every position from 0 to 2 once"):
             task.permuted(order)
+    for order in (5, None, torch.tensor(0)):
+        with pytest.raises(AttnExtError, match="the new order must be a list, got|must hold every position"):
+            task.permuted(order)
+
+
+def test_whole_numbers_of_any_library_will_do():
+    task = task_of(np.tri(5))
+    assert torch.equal(task.sparsify(np.int64(2)).mask, task.sparsify(2).mask)
+    for order in (np.array([4, 3, 2, 1, 0]), torch.tensor([4, 3, 2, 1, 0]), range(4, -1, -1)):
+        moved = task.permuted(order)
+        assert moved.inputs == tuple(reversed(task.inputs)) and torch.equal(moved.mask, task.mask.flip(0, 1))
+    labelled = Task("ab", {np.int64(1): "c"}, np.tri(2))
+    assert labelled.labels == {1: "c"} and type(next(iter(labelled.labels))) is int
+    assert torch.equal(information_flow(np.tri(5, k=1), np.int32(2)), information_flow(np.tri(5, k=1), 2))
+    window = make_mask("butterfly", n=np.uint8(5), window=np.int16(2)), make_mask("butterfly", n=5, window=2)
+    assert torch.equal(window[0].dense(), window[1].dense()) and window[0].labels == window[1].labels
+    for near_miss in (True, np.True_, 2.0, np.float64(2), "2"):
+        for refused in (lambda n: task.sparsify(n), lambda n: information_flow(np.tri(5), n), causal):
+            with pytest.raises(AttnExtError, match="must be a whole number of at least"):
+                refused(near_miss)
 
 
 @given(masks(6), st.randoms(use_true_random=False))
@@ -138,3 +173,9 @@ def test_positions_in_another_order_take_everything_along(mask, random):
     assert moved.inputs == tuple(task.inputs[old] for old in order)
     assert moved.labels == {new: task.labels[old] for new, old in enumerate(order) if old in task.labels}
     assert np.array_equal(moved.mask.numpy(), mask[np.ix_(order, order)])
+
+
+def test_labels_that_hold_themselves_are_walked_once():
+    label = [1]
+    label.append(label)
+    assert Task("a", {0: label}, [[1]]).labels[0] is label

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
 from ..family import Family, groups
@@ -37,13 +36,10 @@ def bidirectional(n: int) -> MaskSpec:
         [[1, 1], [1, 1]]
     """
     n = whole_number("bidirectional", "n", n, least=1)
-    return MaskSpec(
+    return MaskSpec.of_text(
+        n,
         name="bidirectional",
-        tokens=n,
         form=_form,
-        inputs=tuple(map(token, range(n))),
-        roles=("token",) * n,
-        position_ids=torch.arange(n),
         labels={},
         family=functools.partial(reading, n),
     )

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from ...errors import AttnExtError, suggest
+from ...errors import AttnExtError, short, suggest
 from ..family import Family, chain, groups
 from ..spec import MaskSpec, mask_token, token
 from .registry import register_mask, whole_number
@@ -68,8 +68,8 @@ def block_two_stream(n: int, block_size: int, context: str = "token", starts: st
     n = whole_number(name, "n", n, least=1)
     size = whole_number(name, "block_size", block_size, least=1, most=n)
     for option, value, known in (("context", context, CONTEXTS), ("starts", starts, STARTS)):
-        if value not in known:
-            raise AttnExtError(f"{name}: {option} must be one of {known}, got {value!r}.{suggest(value, known)}")
+        if not isinstance(value, str) or value not in known:
+            raise AttnExtError(f"{name}: {option} must be one of {known}, got {short(value)}.{suggest(value, known)}")
     whole_blocks, every = context == "block", starts == "every"
     if whole_blocks and every:
         raise AttnExtError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
 from ..family import Family, chain, groups
@@ -39,13 +38,10 @@ def causal(n: int) -> MaskSpec:
         [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
     n = whole_number("causal", "n", n, least=1)
-    return MaskSpec(
+    return MaskSpec.of_text(
+        n,
         name="causal",
-        tokens=n,
         form=_form,
-        inputs=tuple(map(token, range(n))),
-        roles=("token",) * n,
-        position_ids=torch.arange(n),
         labels={i: i + 1 for i in range(n - 1)},
         family=functools.partial(autoregressive, n),
     )

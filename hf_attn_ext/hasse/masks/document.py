@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...errors import AttnExtError
+from ...errors import AttnExtError, short
 from ..family import Family, chain, groups
 from ..spec import MaskSpec, token
 from .registry import register_mask, whole_number, whole_numbers
@@ -45,17 +45,15 @@ def document(lengths: Sequence[int], causal: bool = True) -> MaskSpec:
     if not lengths:
         raise AttnExtError("document: lengths must name at least one document, got []")
     if not isinstance(causal, bool):
-        raise AttnExtError(f"document: causal must be True or False, got {causal!r}")
+        raise AttnExtError(f"document: causal must be True or False, got {short(causal)}")
     n = whole_number("document", "the sum of lengths", sum(lengths), least=1)
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    ends = torch.tensor(lengths).cumsum(0).tolist()
+    ends = set(torch.tensor(lengths).cumsum(0).tolist())
     labels = {i: i + 1 for i in range(n) if i + 1 not in ends}
-    return MaskSpec(
+    return MaskSpec.of_text(
+        n,
         name="document",
-        tokens=n,
         form=functools.partial(_form, causal),
-        inputs=tuple(map(token, range(n))),
-        roles=("token",) * n,
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
         labels=labels if causal else {},
         tables=(owner,),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import numbers
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ...errors import AttnExtError
 from ..family import Family, groups
+from ..reading import is_whole
 from ..spec import MaskSpec, mask_token, token
 from .registry import register_mask, whole_number, whole_numbers
 
@@ -47,7 +47,7 @@ def masked_autoencoder(n: int, visible: Sequence[int] | int) -> MaskSpec:
     """
     name = "masked_autoencoder"
     n = whole_number(name, "n", n, least=1)
-    if isinstance(visible, numbers.Integral):
+    if is_whole(visible):
         visible = range(whole_number(name, "visible", visible, least=0, most=n))
     visible = whole_numbers(name, "visible", visible, least=0, most=n - 1)
     if len(set(visible)) < len(visible):
@@ -55,13 +55,12 @@ def masked_autoencoder(n: int, visible: Sequence[int] | int) -> MaskSpec:
     seen = torch.zeros(n, dtype=torch.bool)
     seen[visible] = True
     shown = seen.tolist()
-    return MaskSpec(
+    return MaskSpec.of_text(
+        n,
         name=name,
-        tokens=n,
         form=_form,
         inputs=tuple(token(i) if shown[i] else mask_token(i) for i in range(n)),
         roles=tuple("visible" if shown[i] else "mask" for i in range(n)),
-        position_ids=torch.arange(n),
         labels={i: i for i in range(n) if not shown[i]},
         tables=(seen,),
         family=functools.partial(filling_in, n, visible),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
 from ..family import Family, chain, groups
@@ -42,13 +41,11 @@ def prefix_lm(n: int, p: int) -> MaskSpec:
     """
     n = whole_number("prefix_lm", "n", n, least=1)
     p = whole_number("prefix_lm", "p", p, least=0, most=n)
-    return MaskSpec(
+    return MaskSpec.of_text(
+        n,
         name="prefix_lm",
-        tokens=n,
         form=functools.partial(_form, p),
-        inputs=tuple(map(token, range(n))),
         roles=("prefix",) * p + ("token",) * (n - p),
-        position_ids=torch.arange(n),
         labels={i: i + 1 for i in range(max(p, 1) - 1, n - 1)},
         family=functools.partial(continuations, n, p),
     )

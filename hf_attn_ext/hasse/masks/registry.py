@@ -3,14 +3,11 @@
 A mask of your own, in one file:
 
     from hf_attn_ext.hasse.masks import register_mask
-    from hf_attn_ext.hasse.spec import MaskSpec, token
+    from hf_attn_ext.hasse import MaskSpec
 
     @register_mask("strided", example={"n": 8, "step": 2})
     def strided(n, step):
-        return MaskSpec(
-            name="strided", tokens=n, form=lambda q, kv: (kv <= q) & ((q - kv) % step == 0),
-            inputs=tuple(map(token, range(n))), roles=("token",) * n, position_ids=torch.arange(n), labels={},
-        )
+        return MaskSpec.of_text(n, name="strided", form=lambda q, kv: (kv <= q) & ((q - kv) % step == 0), labels={})
 """
 
 from __future__ import annotations
@@ -18,11 +15,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import AttnExtError, suggest
+from ...errors import AttnExtError, short, suggest
+from ..reading import is_whole
 from ..spec import MaskSpec
 
 Maker = Callable[..., MaskSpec]
@@ -84,7 +81,7 @@ def mask_entry(name: str) -> Entry:
         AttnExtError: unknown name; the nearest is suggested.
     """
     if not isinstance(name, str) or name not in _MASKS:
-        raise AttnExtError(f"unknown mask {name!r}.{suggest(name, _MASKS)} Known masks: {', '.join(list_masks())}")
+        raise AttnExtError(f"unknown mask {short(name)}.{suggest(name, _MASKS)} Known masks: {', '.join(list_masks())}")
     return _MASKS[name]
 
 
@@ -118,11 +115,10 @@ def whole_number(mask: str, name: str, value: Any, least: int, most: int | None 
         AttnExtError: not a whole number, or not from ``least`` to ``most`` (2**24 where there is no ``most``).
     """
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
-        raise AttnExtError(f"{mask}: {name} must be a whole number {bounds}, got {value!r}")
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        raise AttnExtError(f"{mask}: {name} must be a whole number {bounds}, got {short(value)}")
     if value > _MOST:
-        raise AttnExtError(f"{mask}: {name} must be at most {_MOST}, got {value!r}")
+        raise AttnExtError(f"{mask}: {name} must be at most {_MOST}, got {short(value)}")
     return int(value)
 
 
@@ -135,7 +131,7 @@ def whole_numbers(mask: str, name: str, values: Any, least: int, most: int | Non
     if hasattr(values, "tolist"):
         values = values.tolist()
     if isinstance(values, set | frozenset):
-        values = sorted(values) if all(isinstance(value, numbers.Integral) for value in values) else list(values)
+        values = sorted(values) if all(map(is_whole, values)) else list(values)
     if not isinstance(values, list | tuple | range):
-        raise AttnExtError(f"{mask}: {name} must be a list of whole numbers, got {values!r}")
+        raise AttnExtError(f"{mask}: {name} must be a list of whole numbers, got {short(values)}")
     return [whole_number(mask, f"{name}[{i}]", value, least, most) for i, value in enumerate(values)]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
-from ..spec import MaskSpec, token
+from ..spec import MaskSpec
 from .causal import autoregressive
 from .registry import register_mask, whole_number
 
@@ -42,13 +41,10 @@ def sliding_window(n: int, w: int) -> MaskSpec:
     """
     n = whole_number("sliding_window", "n", n, least=1)
     w = whole_number("sliding_window", "w", w, least=1, most=n)
-    return MaskSpec(
+    return MaskSpec.of_text(
+        n,
         name="sliding_window",
-        tokens=n,
         form=functools.partial(_form, w),
-        inputs=tuple(map(token, range(n))),
-        roles=("token",) * n,
-        position_ids=torch.arange(n),
         labels={i: i + 1 for i in range(n - 1)},
         family=functools.partial(autoregressive, n) if w > 1 else None,
         window=w - 1 if w > 1 else None,
