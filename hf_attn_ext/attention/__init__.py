@@ -1,5 +1,6 @@
 """Attention floor: feature maps (kernels) and the forms that apply them. Knows torch, nothing of transformers."""
 
+from .compiled import build_kernels, describe_kernels, kernels_loaded
 from .feature_maps import FeatureMap, Features, Side
 from .forms import AttentionState, attention_weights, causal_attention, linear_attention, naive_attention
 from .registry import list_kernels, make_feature_map, register_kernel
@@ -12,7 +13,10 @@ __all__ = [
     "QKStatistics",
     "Side",
     "attention_weights",
+    "build_kernels",
     "causal_attention",
+    "describe_kernels",
+    "kernels_loaded",
     "linear_attention",
     "list_kernels",
     "make_feature_map",

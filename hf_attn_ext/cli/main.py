@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import AttnExtError
-from . import bench, card, convert, distill, doctor, evaluate, list_names, lm_eval, mask, push
+from . import bench, build, card, convert, distill, doctor, evaluate, list_names, lm_eval, mask, push
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -52,6 +52,7 @@ _add("card", card.card)
 _add("push", push.push)
 _add("list", list_names.list_names)
 _add("doctor", doctor.doctor)
+_add("build", build.build)
 
 benches = typer.Typer(
     help="Measure speed and memory against softmax, performer-pytorch and networkx.", rich_markup_mode=None

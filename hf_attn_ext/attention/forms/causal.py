@@ -14,6 +14,7 @@ from ...errors import AttnExtError
 from ..feature_maps.base import FeatureMap
 from ..normaliser import Stabilised, divide, relative
 from .bidirectional import split
+from .fused import fused_causal, fused_features
 from .inputs import (
     Outputs,
     accumulation_dtype,
@@ -75,6 +76,9 @@ def causal_attention(
     if state is not None:
         check_state(state, q, v, feature_map)
     with torch.autocast(q.device.type, enabled=False):
+        fused = fused_features(q, k, v, feature_map, dropout_p)
+        if fused is not None:
+            return fused_causal(fused, q, k, v, feature_map, state, key_padding_mask, scaling)
         dtype = accumulation_dtype(q)
         query_map = mapper(feature_map, "query", dtype, scaling)
         key_map = mapper(feature_map, "key", dtype, scaling)

@@ -70,7 +70,7 @@ def mapper(feature_map: FeatureMap, side: Side, dtype: torch.dtype, scaling: flo
     """
     factor = score_factor(feature_map, scaling)
     where = feature_map.uses_positions
-    bound_map = None if _is_hooked(feature_map) else feature_map.bind(side, dtype)
+    bound_map = None if is_hooked(feature_map) else feature_map.bind(side, dtype)
 
     def apply(x: Tensor, positions: Tensor | None = None, padded: Tensor | None = None) -> Stabilised:
         x = x.to(dtype)
@@ -83,7 +83,7 @@ def mapper(feature_map: FeatureMap, side: Side, dtype: torch.dtype, scaling: flo
     return apply
 
 
-def _is_hooked(module: nn.Module) -> bool:
+def is_hooked(module: nn.Module) -> bool:
     """Whether somebody waits for the module to be called, as accelerate does to fetch offloaded weights."""
     return "forward" in module.__dict__ or bool(module._forward_pre_hooks) or bool(module._forward_hooks)
 
