@@ -14,7 +14,7 @@ template <class T> class Gradients {
         queries(chunks * fp * TOKENS), keys(chunks * fp * TOKENS), pair_gradients(chunks * TOKENS * TOKENS),
         amplitudes(chunks * TOKENS), totals(chunks * TOKENS), references(chunks),
         query_weight(f * dp), key_weight(f * dp),
-        grad(TOKENS * vp), grad_columns(vp * TOKENS), value_columns(vp * TOKENS), grad_ones(TOKENS),
+        grad(TOKENS * vp), out(TOKENS * vp), grad_columns(vp * TOKENS), value_columns(vp * TOKENS), grad_ones(TOKENS),
         grad_features(fp * TOKENS), grad_columns_x(dp * TOKENS), grad_rows(TOKENS * dp), turned(TOKENS * TOKENS),
         grad_values(TOKENS * vp), grad_amplitude(TOKENS), ones(TOKENS),
         grad_sums(fp * vp), grad_feature_sums(fp), sum_query_weight(fp * dp), sum_query_bias(fp),
@@ -86,7 +86,7 @@ template <class T> class Gradients {
   const long f, fp, d, dp, vp, chunks;
   Space<T> queries, keys, pair_gradients, amplitudes, totals, references;
   Space<T> query_weight, key_weight;  // transposed
-  Space<T> grad, grad_columns, value_columns, grad_ones, grad_features, grad_columns_x, grad_rows, turned;
+  Space<T> grad, out, grad_columns, value_columns, grad_ones, grad_features, grad_columns_x, grad_rows, turned;
   Space<T> grad_values, grad_amplitude, ones;
   Space<T> grad_sums, grad_feature_sums;
   Space<T> sum_query_weight, sum_query_bias, sum_key_weight, sum_key_bias, sum_norm_matrix, sum_shift;
@@ -144,22 +144,21 @@ template <class T> class Gradients {
     head.add_to_sums(q, grad, vp, grad_ones, grad_sums, grad_feature_sums);
   }
 
-  // The gradients of numerator (`grad`) and denominator (`grad_ones`).
+  // The gradients of numerators (`grad`) and denominators (`grad_ones`).
   void load_gradient(long first, long n) {
+    const int64_t strides[] = {call.heads * call.queries * head.v, call.queries * head.v, head.v};
     head.load(call.grad_out, call.grad_strides, first, n, head.v, vp, T(1), nullptr, grad);
-    const long row = (head.b * call.heads + head.h) * call.queries + first;
+    head.load(call.out, strides, first, n, head.v, vp, T(1), nullptr, out);
+    const T* denominators = call.denominator + (head.b * call.heads + head.h) * call.queries + first;
     for (long t = 0; t < TOKENS; ++t) {
-      grad_ones[t] = 0;
-      if (t >= n) continue;
-      const T denominator = call.denominator[row + t];
+      const T denominator = t < n ? denominators[t] : T(1);
       const T factor = T(1) / head.floored(denominator);
-      const T* out = call.out + (row + t) * head.v;
-      T inner = 0;
-      for (long i = 0; i < head.v; ++i) {
-        inner += grad[t * vp + i] * out[i];
-        grad[t * vp + i] *= factor;
+      Vec<T> inner{};
+      for (long i = 0; i < vp; i += L) {
+        inner += at(grad + t * vp + i) * at(out + t * vp + i);
+        at(grad + t * vp + i) *= factor;
       }
-      if (!head.is_empty(denominator)) grad_ones[t] = -inner * factor;
+      grad_ones[t] = head.is_empty(denominator) ? T(0) : -sum<T>(inner) * factor;
     }
     transpose<T>(grad_columns, TOKENS, grad, vp, TOKENS, vp);
   }
@@ -192,16 +191,12 @@ template <class T> class Gradients {
 
   // grad_features of a softmax to those of its exponents; `inner`: features . gradients. `kept`: see finish_keys.
   void softmax_backward(const T* features, T kept, T* inner) {
-    for (long j = 0; j < TOKENS; j += L) {
-      Vec<T> s{};
-      for (long i = 0; i < f; ++i) s += at(features + i * TOKENS + j) * at(grad_features + i * TOKENS + j);
-      if (inner) at(inner + j) = s;
-      const Vec<T> off = s * kept;
-      for (long i = 0; i < f; ++i) {
+    head.inner_products(features, grad_features, f, inner);
+    for (long i = 0; i < f; ++i)
+      for (long j = 0; j < TOKENS; j += L) {
         Vec<T>& g = at(grad_features + i * TOKENS + j);
-        g = at(features + i * TOKENS + j) * (g - off);
+        g = at(features + i * TOKENS + j) * (g - at(inner + j) * kept);
       }
-    }
   }
 
   void project_backward(const T* weight, T* sum_weight, T* sum_bias) {
@@ -210,7 +205,7 @@ template <class T> class Gradients {
   }
 
   void finish_queries(long first, long n, const T* features) {
-    softmax_backward(features, T(1), nullptr);
+    softmax_backward(features, T(1), grad_amplitude);
     project_backward(query_weight, sum_query_weight, sum_query_bias);
     write_tokens(call.grad_q, call.queries, first, n);
   }

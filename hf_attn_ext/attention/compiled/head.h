@@ -146,11 +146,7 @@ template <class T> class Head {
     } else {
       shift_columns();
       product<T, true, ZERO>(dp, TOKENS / L, d, packed<T>(norm_matrix, d), columns, TOKENS, mapped, TOKENS);
-      for (long j = 0; j < TOKENS; j += L) {
-        Vec<T> s{};
-        for (long i = 0; i < d; ++i) s += at(mapped + i * TOKENS + j) * at(columns + i * TOKENS + j);
-        at(norm + j) = s;
-      }
+      inner_products(mapped, columns, d, norm);
     }
     bool whole = true;
     for (long t = 0; t < TOKENS; ++t) {
@@ -240,11 +236,18 @@ template <class T> class Head {
   // features (fp, TOKENS) of queries . sums into `weighted` and `denominator`
   void read_state(const T* features) {
     product<T, true, ZERO>(TOKENS, vp / L, f, wide<T>(features, TOKENS), sums, vp, weighted, vp);
-    for (long j = 0; j < TOKENS; j += L) {
-      Vec<T> s{};
-      for (long i = 0; i < f; ++i) s += at(features + i * TOKENS + j) * feature_sums[i];
-      at(denominator + j) = s;
-    }
+    Vec<T> s[TOKENS / L] = {};
+    for (long i = 0; i < f; ++i)
+      for (long j = 0; j < TOKENS / L; ++j) s[j] += at(features + i * TOKENS + j * L) * feature_sums[i];
+    for (long j = 0; j < TOKENS / L; ++j) at(denominator + j * L) = s[j];
+  }
+
+  // Of each token's columns of a and b (depth, TOKENS).
+  static void inner_products(const T* a, const T* b, long depth, T* to) {
+    Vec<T> s[TOKENS / L] = {};
+    for (long i = 0; i < depth; ++i)
+      for (long j = 0; j < TOKENS / L; ++j) s[j] += at(a + i * TOKENS + j * L) * at(b + i * TOKENS + j * L);
+    for (long j = 0; j < TOKENS / L; ++j) at(to + j * L) = s[j];
   }
 
   // `weighted` over `denominator` to the output
@@ -262,26 +265,23 @@ template <class T> class Head {
   static T floored(T denominator) { return is_empty(denominator) ? T(1) : denominator; }  // as normaliser.floored
 
  private:
-  void softmax(T* x, T* log_sum) {
-    for (long j = 0; j < TOKENS; j += L) {
-      Vec<T> top = at(x + j), other = top, s{};
-      long i = 0;
-      for (; i + 2 <= f; i += 2) {
-        top = larger<T>(at(x + i * TOKENS + j), top);
-        other = larger<T>(at(x + (i + 1) * TOKENS + j), other);
+  void softmax(T* x, T* log_sum) const {
+    constexpr long V = TOKENS / L;
+    Vec<T> top[V], s[V] = {};
+    for (long j = 0; j < V; ++j) top[j] = at(x + j * L);
+    for (long i = 1; i < f; ++i)
+      for (long j = 0; j < V; ++j) top[j] = larger<T>(at(x + i * TOKENS + j * L), top[j]);
+    for (long i = 0; i < f; ++i)
+      for (long j = 0; j < V; ++j) {
+        Vec<T>& e = at(x + i * TOKENS + j * L);
+        e = exp_negative<T>(e - top[j]);
+        s[j] += e;
       }
-      if (i < f) top = larger<T>(at(x + i * TOKENS + j), top);
-      top = larger<T>(top, other);
-      for (i = 0; i < f; ++i) {
-        Vec<T>& e = at(x + i * TOKENS + j);
-        e = exp_negative<T>(e - top);
-        s += e;
-      }
-      const Vec<T> share = T(1) / s;
-      for (i = 0; i < f; ++i) at(x + i * TOKENS + j) *= share;
-      for (; i < fp; ++i) at(x + i * TOKENS + j) = Vec<T>{};
-      if (log_sum)
-        for (int t = 0; t < L; ++t) log_sum[j + t] = top[t] + std::log(s[t]);
-    }
+    if (log_sum)
+      for (long t = 0; t < TOKENS; ++t) log_sum[t] = top[t / L][t % L] + std::log(s[t / L][t % L]);
+    for (long j = 0; j < V; ++j) s[j] = T(1) / s[j];
+    for (long i = 0; i < f; ++i)
+      for (long j = 0; j < V; ++j) at(x + i * TOKENS + j * L) *= s[j];
+    std::memset(x + f * TOKENS, 0, (fp - f) * TOKENS * sizeof(T));
   }
 };

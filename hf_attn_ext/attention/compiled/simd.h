@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -39,10 +40,29 @@ template <class T> INLINE Vec<T> select(Mask<T> m, Vec<T> a, Vec<T> b) {
   return (Vec<T>)((m & (Mask<T>)a) | (~m & (Mask<T>)b));
 }
 template <class T> INLINE Vec<T> larger(Vec<T> a, Vec<T> b) { return a > b ? a : b; }
-template <class T> INLINE T sum(Vec<T> x) {
-  T total = 0;
-  for (int i = 0; i < LANES<T>; ++i) total += x[i];
-  return total;
+
+// The elements I of two vectors in a row.
+template <class T, size_t... I> INLINE Vec<T> pick(Vec<T> a, Vec<T> b, std::index_sequence<I...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, Mask<T>{I...});
+#endif
+}
+template <class T, int HALF, size_t... I> INLINE Vec<T> zip(Vec<T> a, Vec<T> b, std::index_sequence<I...>) {
+  constexpr size_t L = LANES<T>;
+  return pick<T>(a, b, std::index_sequence<(I % 2 * L + I / 2 + HALF * L / 2)...>{});
+}
+template <class T, size_t STEP, size_t... I> INLINE Vec<T> turn(Vec<T> x, std::index_sequence<I...>) {
+  return pick<T>(x, x, std::index_sequence<(I + STEP) % LANES<T>...>{});
+}
+
+template <class T, size_t STEP = LANES<T> / 2> INLINE T sum(Vec<T> x) {
+  x += turn<T, STEP>(x, std::make_index_sequence<LANES<T>>{});
+  if constexpr (STEP == 1)
+    return x[0];
+  else
+    return sum<T, STEP / 2>(x);
 }
 
 // e^x for x <= 0, to about 1 unit in the last place; exactly 0 where e^x is no normal number, and for -inf. NaN stays.
@@ -140,10 +160,27 @@ template <class T> void pack(T* to, const T* x, long sk, long sm, long depth, lo
       for (long m = i; m < i + ROWS; ++m) *to++ = m < rows ? x[k * sk + m * sm] : T(0);
 }
 
-// to[c * ld_to + r] = from[r * ld + c], for whole squares of 8.
-template <class T> INLINE void transpose(T* __restrict to, long ld_to, const T* __restrict from, long ld, long rows, long columns) {
-  for (long r = 0; r < rows; r += 8)
-    for (long c = 0; c < columns; c += 8)
-      for (int i = 0; i < 8; ++i)
-        for (int j = 0; j < 8; ++j) to[(c + i) * ld_to + r + j] = from[(r + j) * ld + c + i];
+// to[c * ld_to + r] = from[r * ld + c]; rows and columns are whole vectors.
+template <class T>
+__attribute__((noinline)) void transpose(T* to, long ld_to, const T* from, long ld, long rows, long columns) {
+  constexpr int L = LANES<T>;
+  constexpr auto places = std::make_index_sequence<L>{};
+  for (long r = 0; r < rows; r += L)
+    for (long c = 0; c < columns; c += L) {
+      Vec<T> x[L], y[L];
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) x[i] = at(from + (r + i) * ld + c);
+#pragma GCC unroll 4
+      for (int round = 1; round < L; round *= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < L / 2; ++i) {
+          y[2 * i] = zip<T, 0>(x[i], x[i + L / 2], places);
+          y[2 * i + 1] = zip<T, 1>(x[i], x[i + L / 2], places);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) x[i] = y[i];
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) at(to + (c + i) * ld_to + r) = x[i];
+    }
 }
