@@ -1,6 +1,6 @@
 """Attention floor: feature maps (kernels) and the forms that apply them. Knows torch, nothing of transformers."""
 
-from .compiled import build_kernels, describe_kernels, kernels_loaded
+from .compiled import build_kernels, describe_kernels, kernels_loaded, plain_forms
 from .feature_maps import FeatureMap, Features, Side
 from .forms import AttentionState, attention_weights, causal_attention, linear_attention, naive_attention
 from .registry import list_kernels, make_feature_map, register_kernel
@@ -21,5 +21,6 @@ __all__ = [
     "list_kernels",
     "make_feature_map",
     "naive_attention",
+    "plain_forms",
     "register_kernel",
 ]

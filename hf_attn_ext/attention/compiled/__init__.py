@@ -4,6 +4,6 @@ Optional: without it the plain torch forms compute the same. :mod:`.build` compi
 :mod:`.operators` makes torch operators of it, ``forms/fused.py`` decides who takes it.
 """
 
-from .build import build_kernels, describe_kernels, kernels_loaded
+from .build import build_kernels, describe_kernels, kernels_loaded, plain_forms
 
-__all__ = ["build_kernels", "describe_kernels", "kernels_loaded"]
+__all__ = ["build_kernels", "describe_kernels", "kernels_loaded", "plain_forms"]

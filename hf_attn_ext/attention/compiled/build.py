@@ -6,6 +6,8 @@ made of everything it depends on; where that changes, it is as if it were not bu
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import ctypes
 import functools
 import hashlib
@@ -14,7 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -25,6 +27,7 @@ SOURCES = ("attention.cpp", "backward.h", "head.h", "simd.h")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
 SWITCH = "HF_ATTN_EXT_COMPILED"
 COMPILERS = ("c++", "g++", "clang++")
+_plain = contextvars.ContextVar("plain", default=False)
 
 
 def build_kernels(progress: Callable[[str], None] = lambda text: None) -> Path:
@@ -75,7 +78,17 @@ def kernel_library() -> ctypes.CDLL | None:
 @torch.compiler.assume_constant_result
 def kernels_loaded() -> bool:
     """Whether calls that the compiled kernel takes are computed by it."""
-    return kernel_library() is not None
+    return not _plain.get() and kernel_library() is not None
+
+
+@contextlib.contextmanager
+def plain_forms() -> Iterator[None]:
+    """Inside a ``with``, torch's own forms compute all calls."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
 
 
 def switched_off() -> bool:

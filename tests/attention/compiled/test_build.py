@@ -82,3 +82,24 @@ def test_the_command(built, empty, monkeypatch, capsys):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(built))
     assert main(["build"]) == 0
     assert capsys.readouterr().out.strip() == str(build.library_path())
+
+
+def test_the_benchmark_shows_both_forms(calls, monkeypatch):
+    from hf_attn_ext.bench.contestants import BOTH, FORWARD, PLAIN, Workload, contestants, make_call
+    from hf_attn_ext.bench.operations import operations
+
+    work = Workload(heads=2, head_dim=8, feature_dim=16)
+    rows = {c.name: c for c in contestants(work, ["flexformer_c", "hedgehog"])}
+    fast, plain = rows["flexformer_c"], rows["flexformer_c" + PLAIN]
+    assert fast.compiled and not plain.compiled and "hedgehog" + PLAIN not in rows
+    for causal in (False, True):
+        calls.clear()
+        make_call(plain.build(work, causal), work.tensors(20), BOTH)()
+        assert calls == []
+        make_call(fast.build(work, causal), work.tensors(20), BOTH)()
+        assert calls == ["forward", "backward"]
+        counts = [operations(row, work, 20, causal, FORWARD).products for row in (fast, plain)]
+        assert counts[0] < counts[1] if causal else counts[0] == counts[1]
+    monkeypatch.setenv(build.SWITCH, "0")
+    (alone,) = (c for c in contestants(work, ["flexformer_c"]) if c.family == "flexformer")
+    assert not alone.compiled and "hf-attn-ext build" in alone.note
