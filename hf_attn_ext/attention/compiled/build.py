@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -26,8 +27,10 @@ from ...errors import AttnExtError
 SOURCES = ("attention.cpp", "backward.h", "head.h", "simd.h")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
 SWITCH = "HF_ATTN_EXT_COMPILED"
+_PLACES = ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME", "CXXFLAGS")  # what the library's place depends on, in a process
 COMPILERS = ("c++", "g++", "clang++")
 _plain = contextvars.ContextVar("plain", default=False)
+_candidate: contextvars.ContextVar[ctypes.CDLL | None] = contextvars.ContextVar("candidate", default=None)
 
 
 def build_kernels(progress: Callable[[str], None] = lambda text: None) -> Path:
@@ -40,7 +43,8 @@ def build_kernels(progress: Callable[[str], None] = lambda text: None) -> Path:
         The library, in ``TORCH_EXTENSIONS_DIR`` or the user's cache folder.
 
     Raises:
-        AttnExtError: there is no C++ compiler (the variable CXX names one), or it fails.
+        AttnExtError: there is no C++ compiler (the variable CXX names one, CXXFLAGS adds options), it fails, or what
+            it makes computes wrong numbers.
 
     Example:
         >>> build_kernels(print)  # doctest: +SKIP
@@ -54,7 +58,8 @@ def build_kernels(progress: Callable[[str], None] = lambda text: None) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             beside = Path(folder) / path.name
             _compile(compiler, beside)
-            _open(beside)
+            progress("checking its numbers")
+            _check(beside)
             os.replace(beside, path)
     _load.cache_clear()
     kernel_library()
@@ -72,7 +77,10 @@ def kernel_library() -> ctypes.CDLL | None:
     Raises:
         AttnExtError: it is there, but can't be loaded.
     """
-    return None if switched_off() else _load(os.environ.get("TORCH_EXTENSIONS_DIR"))
+    candidate = _candidate.get()
+    if candidate is not None or switched_off():
+        return candidate
+    return _load(*(os.environ.get(name) for name in _PLACES))
 
 
 @torch.compiler.assume_constant_result
@@ -105,7 +113,7 @@ def describe_kernels() -> str:
 
 
 @functools.cache
-def _load(cache_folder: str | None) -> ctypes.CDLL | None:
+def _load(*places: str | None) -> ctypes.CDLL | None:
     path = library_path()
     return _open(path) if path.is_file() else None
 
@@ -135,7 +143,7 @@ def _compiler() -> str:
 
 
 def _compile(compiler: str, target: Path) -> None:
-    command = [compiler, *FLAGS, str(Path(__file__).with_name(SOURCES[0])), "-o", str(target)]
+    command = [compiler, *_flags(), str(Path(__file__).with_name(SOURCES[0])), "-o", str(target)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -146,6 +154,17 @@ def _compile(compiler: str, target: Path) -> None:
         raise AttnExtError(f"{compiler} fails: {reason}; set CXX to another compiler")
 
 
+def _check(path: Path) -> None:
+    """Let a library that is not in its place yet compute something known."""
+    from .check import check_kernels
+
+    token = _candidate.set(_open(path))
+    try:
+        check_kernels()
+    finally:
+        _candidate.reset(token)
+
+
 def _cache_folder() -> Path:
     chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
     if chosen:
@@ -153,9 +172,12 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
 
 
-@functools.cache
+def _flags() -> tuple[str, ...]:
+    return (*FLAGS, *shlex.split(os.environ.get("CXXFLAGS", "")))
+
+
 def _key() -> str:
-    parts = [torch.__version__, *FLAGS, platform.system(), platform.machine(), _processor()]
+    parts = [torch.__version__, *_flags(), platform.system(), platform.machine(), _processor()]
     parts += [Path(__file__).with_name(name).read_text() for name in SOURCES]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

@@ -1,5 +1,6 @@
 """Building, finding and switching off the kernel, and the mistakes one can make with it."""
 
+import shutil
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import torch
 
 from hf_attn_ext import AttnExtError, build_kernels
 from hf_attn_ext.attention import describe_kernels, kernels_loaded, linear_attention, make_feature_map
-from hf_attn_ext.attention.compiled import build
+from hf_attn_ext.attention.compiled import build, operators
 
 
 @pytest.fixture
@@ -61,6 +62,21 @@ def test_a_compiler_that_fails(empty, monkeypatch):
         build_kernels()
     assert "error: unknown option" in str(caught.value) and "\n" not in str(caught.value)
     assert not build.library_path().exists()
+
+
+def test_a_compiler_that_makes_wrong_numbers(built, empty, monkeypatch):
+    library, run = next((built / "hf_attn_ext").iterdir()), operators._run
+
+    def wrong(name, causal, factor, tensors):
+        run(name, causal, factor, tensors)
+        if name == "backward":
+            tensors["grad_shift"] += 1e-3
+
+    monkeypatch.setattr(operators, "_run", wrong)
+    monkeypatch.setattr(build, "_compile", lambda compiler, target: shutil.copy(library, target))
+    with pytest.raises(AttnExtError, match="wrong numbers in torch.float64"):
+        build_kernels()
+    assert not build.library_path().exists() and list(build.library_path().parent.iterdir()) == []
 
 
 def test_a_library_that_does_not_load(empty):
