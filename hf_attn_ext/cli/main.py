@@ -50,9 +50,9 @@ _add("evaluate", evaluate.evaluate)
 _add("lm-eval", lm_eval.lm_eval, context_settings=lm_eval.PASS_ON)
 _add("card", card.card)
 _add("push", push.push)
+_add("build", build.build)
 _add("list", list_names.list_names)
 _add("doctor", doctor.doctor)
-_add("build", build.build)
 
 benches = typer.Typer(
     help="Measure speed and memory against softmax, performer-pytorch and networkx.", rich_markup_mode=None

@@ -19,7 +19,7 @@ def fused_features(
     q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureMap, dropout_p: float
 ) -> SoftmaxFeatures | None:
     """What the compiled kernel needs of the map; None where it is not built, or does not take this call."""
-    if dropout_p or is_hooked(feature_map) or not kernels_loaded():
+    if dropout_p or not kernels_loaded() or any(map(is_hooked, feature_map.modules())):
         return None
     if any(x.device.type != "cpu" for x in (q, k, v, next(feature_map.parameters(), q))):
         return None

@@ -1,5 +1,6 @@
 """The compiled kernel, built once for all of these tests, and a count of the calls that it takes."""
 
+import os
 import shutil
 
 import pytest
@@ -13,7 +14,8 @@ def built(tmp_path_factory):
     """A cache folder with the kernel in it, shared by parallel workers."""
     if not any(map(shutil.which, build.COMPILERS)):
         pytest.skip("there is no C++ compiler here")
-    folder = tmp_path_factory.getbasetemp().parent / "compiled-kernel"
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "compiled-kernel"
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(build.SWITCH, raising=False)
         patch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
