@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .build import kernel_library
+from ...errors import AttnExtError
+from .build import SWITCH, kernel_library
 
 _POINTERS = {
     "inputs": ("q", "k", "v"),
@@ -182,7 +182,6 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.mark_non_differentiable(largest, denominator, norm)
 
 
-@once_differentiable
 def _backward(ctx: Any, grad_out: Tensor, grad_sums: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
     if not ctx.causal:
         grad_sums = torch.zeros_like(grad_sums)
@@ -192,6 +191,16 @@ def _backward(ctx: Any, grad_out: Tensor, grad_sums: Tensor, *unused: Any) -> tu
 
 
 softmax_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _refuse(ctx: Any, *unused: Any) -> None:
+    """``once_differentiable`` would not do, see forms/products.py."""
+    raise AttnExtError(
+        f"the compiled kernel has no gradients of gradients: use naive_attention or, unless causal, {SWITCH}=0"
+    )
+
+
+softmax_attention_backward.register_autograd(_refuse)
 
 
 def _results(q: Tensor, k: Tensor, v: Tensor, sums: Tensor, reference: Tensor) -> list[Tensor]:

@@ -19,11 +19,17 @@ def fused_features(
     q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureMap, dropout_p: float
 ) -> SoftmaxFeatures | None:
     """What the compiled kernel needs of the map; None where it is not built, or does not take this call."""
-    if dropout_p or not kernels_loaded() or any(map(is_hooked, feature_map.modules())):
+    if dropout_p or any(x.device.type != "cpu" for x in (q, k, v, next(feature_map.parameters(), q))):
         return None
-    if any(x.device.type != "cpu" for x in (q, k, v, next(feature_map.parameters(), q))):
+    if any(map(is_hooked, feature_map.modules())) or _transformed() or not kernels_loaded():
         return None
     return feature_map.softmax_features(accumulation_dtype(q))
+
+
+@torch.compiler.assume_constant_result
+def _transformed() -> bool:
+    """Whether function transforms (torch.func) or forward-mode derivatives are at work: the operator has none."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def fused_causal(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hf_attn_ext.attention import causal_attention, linear_attention, make_feature_map, naive_attention
 from hf_attn_ext.attention.compiled import build as building
 from hf_attn_ext.attention.compiled.operators import softmax_attention
+from hf_attn_ext.errors import AttnExtError
 
 from ..kernels import build
 from ..test_causal import outputs_and_gradients
@@ -225,12 +226,32 @@ def test_a_traced_graph_holds_the_operator(calls, causal):
     assert calls == ["forward", "backward"] * 2
 
 
-def test_gradients_of_gradients_are_refused(calls):
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_gradients_are_refused(calls, causal):
+    """Also where another path to the same leaf exists, which would hide that a part is missing."""
     q, k, v = (x.requires_grad_() for x in inputs(1, 2, 9, 5))
-    out = linear_attention(q, k, v, feature_map_of(2, 5), causal=True)
-    (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
-        gradient.sum().backward()
+    twice = 2 * q
+    out = linear_attention(twice, k, v, feature_map_of(2, 5), causal=causal)
+    (gradient,) = torch.autograd.grad(out.square().sum(), twice, create_graph=True)
+    with pytest.raises(AttnExtError, match="naive_attention or, unless causal, HF_ATTN_EXT_COMPILED=0"):
+        torch.autograd.grad(gradient.square().sum() + q.sum(), q)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_function_transforms_go_to_torchs_own_forms(calls, causal):
+    q, k, v = inputs(1, 2, 9, 5)
+    feature_map = feature_map_of(2, 5)
+
+    def loss(q):
+        return linear_attention(q, k, v, feature_map, causal=causal).sin().sum()
+
+    leaf = q.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf), leaf)
+    assert calls == ["forward", "backward"]
+    torch.testing.assert_close(torch.func.grad(loss)(q), expected)
+    if not causal:
+        torch.testing.assert_close(torch.func.jvp(loss, (q,), (k,))[1], (expected * k).sum())
+    assert len(calls) == 2
 
 
 def test_what_the_kernel_does_not_take_goes_to_torchs_own_forms(calls, monkeypatch):
