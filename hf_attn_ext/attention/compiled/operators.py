@@ -71,8 +71,11 @@ def _run(name: str, causal: bool, factor: float, tensors: dict[str, Tensor | Non
                 raise ValueError(f"softmax_attention: the last dimension of {field} must be contiguous")
         elif not x.is_contiguous():
             raise ValueError(f"softmax_attention: {field} must be contiguous")
+    library = kernel_library()
+    if library is None:
+        raise AttnExtError(f"this graph needs the compiled kernel: run `hf-attn-ext build`, and don't set {SWITCH}=0")
     kind = "float" if q.dtype == torch.float32 else "double"
-    getattr(kernel_library(), f"{name}_{kind}")(ctypes.byref(call))
+    getattr(library, f"{name}_{kind}")(ctypes.byref(call))
 
 
 @torch.library.custom_op("hf_attn_ext::softmax_attention", mutates_args=(), device_types="cpu")

@@ -89,6 +89,14 @@ def test_a_library_that_does_not_load(empty):
     assert str(path) in str(caught.value)
 
 
+def test_a_graph_that_outlives_the_kernel_says_so(calls, monkeypatch):
+    x = torch.randn(1, 2, 9, 4, requires_grad=True)
+    out = linear_attention(x, x, x, make_feature_map("flexformer_c", 2, 4, 4), causal=True)
+    monkeypatch.setenv(build.SWITCH, "0")
+    with pytest.raises(AttnExtError, match="needs the compiled kernel"):
+        out.sum().backward()
+
+
 def test_the_command(built, empty, monkeypatch, capsys):
     from hf_attn_ext.cli.main import main
 
