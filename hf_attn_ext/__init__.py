@@ -12,7 +12,7 @@ The parts: :mod:`.hasse` (masks and the orders behind them), :mod:`.attention` (
 (transformers), :mod:`.training` (distillation), :mod:`.hub` (cards, uploads), :mod:`.cli` (``hf-attn-ext``).
 """
 
-from .attention import list_kernels, register_kernel
+from .attention import build_kernels, list_kernels, register_kernel
 from .config import AttnExtConfig
 from .errors import AttnExtError
 from .hasse.masks import list_masks
@@ -37,6 +37,7 @@ __all__ = [
     "AttnExtConfig",
     "AttnExtError",
     "LinearCache",
+    "build_kernels",
     "calibrate",
     "convert",
     "converted_layers",

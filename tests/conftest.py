@@ -1,4 +1,6 @@
-"""Settings for every test: no network by accident, one thread (runs compare bit for bit), no windows."""
+"""Settings for every test: no network by accident, one thread (runs compare bit for bit), no windows, torch's own
+forms whether or not the compiled kernel is built here (``HF_ATTN_EXT_COMPILED=1`` before pytest takes it).
+"""
 
 import os
 import sys
@@ -8,6 +10,7 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("HF_ATTN_EXT_COMPILED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

@@ -1,5 +1,6 @@
 """Attention floor: feature maps (kernels) and the forms that apply them. Knows torch, nothing of transformers."""
 
+from .compiled import build_kernels, describe_kernels, kernels_loaded, plain_forms
 from .feature_maps import FeatureMap, Features, Side
 from .forms import (
     AttentionState,
@@ -20,10 +21,14 @@ __all__ = [
     "QKStatistics",
     "Side",
     "attention_weights",
+    "build_kernels",
     "causal_attention",
+    "describe_kernels",
+    "kernels_loaded",
     "linear_attention",
     "list_kernels",
     "make_feature_map",
     "naive_attention",
+    "plain_forms",
     "register_kernel",
 ]

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..attention import linear_attention, list_kernels, make_feature_map
+from ..attention import kernels_loaded, linear_attention, list_kernels, make_feature_map, plain_forms
 from ..attention.registry import check_kernel
 from ..errors import AttnExtError
 
 SOFTMAX, PACKAGE, FLEXFORMER, OTHER, CONTROL = "softmax", "performer-pytorch", "flexformer", "other", "control"
 _FAMILIES = (FLEXFORMER, OTHER, CONTROL)
+PLAIN = " (plain)"  # ends the name of a kernel that the compiled kernel could compute, when torch's own forms do
 FORWARD, BOTH = "forward", "forward+backward"
 PASSES = (FORWARD, BOTH)
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,11 +63,12 @@ class Contestant:
     """One row of the report.
 
     Attributes:
-        name: sdpa, eager, performer-pytorch, or a kernel's.
+        name: sdpa, eager, performer-pytorch, or a kernel's, perhaps with ``PLAIN``.
         family: for the picture's colours.
         num_features, feature_dim: what the kernel was asked for, and its width; None for softmax.
         note: what exactly was run, where the name does not say it.
         absent: why it cannot run here, or None.
+        compiled: whether the compiled kernel computes it.
     """
 
     name: str
@@ -75,6 +77,12 @@ class Contestant:
     feature_dim: int | None = None
     note: str = ""
     absent: str | None = None
+    compiled: bool = False
+
+    @property
+    def kernel(self) -> str:
+        """The registered name of a kernel of ours."""
+        return self.name.removesuffix(PLAIN)
 
     def build(self, workload: Workload, causal: bool) -> Any:
         """Return the attention: a callable of (q, k, v) with ``parameters()``."""
@@ -83,7 +91,7 @@ class Contestant:
         elif self.family == PACKAGE:
             attention = _package_attention(workload, self.feature_dim, causal)
         else:
-            attention = Linear(self.name, self.num_features, workload, causal)
+            attention = Linear(self.kernel, self.num_features, workload, causal, self.compiled)
         return attention.to(workload.device)
 
 
@@ -122,20 +130,23 @@ class Eager(nn.Module):
 class Linear(nn.Module):
     """A kernel of ours in its linear-time form, untrained."""
 
-    def __init__(self, kernel: str, num_features: int, workload: Workload, causal: bool):
+    def __init__(self, kernel: str, num_features: int, workload: Workload, causal: bool, compiled: bool):
         super().__init__()
         sizes = (workload.heads, workload.head_dim, num_features, workload.seed)
         self.feature_map = make_feature_map(kernel, *sizes, **kernel_options(kernel, workload.longest))
         self.causal = causal
+        self.forms = contextlib.nullcontext if compiled else plain_forms
         if workload.dtype == "float64":
             self.double()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return linear_attention(q, k, v, self.feature_map, causal=self.causal)
+        with self.forms():
+            return linear_attention(q, k, v, self.feature_map, causal=self.causal)
 
 
 def contestants(workload: Workload, kernels: Sequence[str] | None = None) -> list[Contestant]:
-    """Return everybody: sdpa, eager, performer-pytorch (marked absent where it isn't installed), ``kernels`` by family.
+    """Return everybody: sdpa, eager, performer-pytorch (marked absent where it isn't installed), ``kernels`` by family,
+    those that the compiled kernel computes here also without it.
 
     Args:
         workload: sizes; widths are chosen for it.
@@ -146,7 +157,7 @@ def contestants(workload: Workload, kernels: Sequence[str] | None = None) -> lis
     """
     names = list_kernels() if kernels is None else list(kernels)
     check_kernels(names)
-    ours = [_kernel(name, workload) for name in sorted(names, key=family_rank)]
+    ours = [row for name in sorted(names, key=family_rank) for row in _kernel(name, workload)]
     return [Contestant("sdpa", SOFTMAX), Contestant("eager", SOFTMAX), _package(workload), *ours]
 
 
@@ -217,10 +228,18 @@ def bytes_needed(contestant: Contestant, workload: Workload, length: int, causal
     return None
 
 
-def _kernel(name: str, workload: Workload) -> Contestant:
+def _kernel(name: str, workload: Workload) -> list[Contestant]:
     num_features, feature_dim = fit_width(name, workload.head_dim, workload.feature_dim)
     note = "" if feature_dim >= workload.feature_dim else f"its width is fixed at {feature_dim}"
-    return Contestant(name, family_of(name), num_features, feature_dim, note)
+    row = Contestant(name, family_of(name), num_features, feature_dim, note)
+    if workload.device != "cpu" or make_feature_map(name, 1, 1, 1).softmax_features(torch.float32) is None:
+        return [row]
+    if not kernels_loaded():
+        return [dataclasses.replace(row, note="torch's own forms; `hf-attn-ext build` compiles a faster kernel")]
+    return [
+        dataclasses.replace(row, note="by the compiled kernel", compiled=True),
+        dataclasses.replace(row, name=name + PLAIN, note="torch's own forms"),
+    ]
 
 
 def fit_width(kernel: str, head_dim: int, wanted: int) -> tuple[int, int]:

@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .contestants import BOTH, FORWARD, SOFTMAX, Contestant, Workload, make_call
 
 CHUNK = 64  # tokens treated densely by the causal form, see attention/forms/causal.py
+# Keys that the compiled kernel multiplies densely with a query: of chunks of 32, those up to the query's vector of 16.
+COMPILED_CHUNK = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +86,11 @@ def operations(contestant: Contestant, workload: Workload, length: int, causal: 
     rows = workload.batch * workload.heads * length
     if contestant.family == SOFTMAX:
         return softmax_cost(contestant.name, workload.head_dim, length, causal, which) * rows
-    if contestant.name not in MAPS:
+    if contestant.kernel not in MAPS:
         return counted(contestant, workload, length, causal, which)
-    cost = MAPS[contestant.name](workload.head_dim, contestant.num_features)
-    return kernel_cost(cost, contestant.feature_dim, workload.head_dim, causal, which) * rows
+    cost = MAPS[contestant.kernel](workload.head_dim, contestant.num_features)
+    form = compiled_cost if contestant.compiled else kernel_cost
+    return form(cost, contestant.feature_dim, workload.head_dim, causal, which) * rows
 
 
 def softmax_cost(name: str, d: int, length: int, causal: bool, which: str) -> Operations:
@@ -114,12 +117,27 @@ def kernel_cost(cost: MapCost, width: int, d: int, causal: bool, which: str) -> 
     return ours + _sums(width, d + 1, causal, which) + _bounds(cost.bound, causal, which)
 
 
-def _sums(f: int, v: int, causal: bool, which: str) -> Operations:
+def compiled_cost(cost: MapCost, width: int, d: int, causal: bool, which: str) -> Operations:
+    """As :func:`kernel_cost`, in the compiled kernel (attention/compiled), for maps without bounds.
+
+    Backward, it computes the features again, but not the keys' norms. In causal attention, every pair of query and key
+    in a chunk has an exponential; else only queries and keys have.
+    """
+    dense = COMPILED_CHUNK if causal else 0
+    projections = cost.query + cost.key
+    features = 2 * cost.exponentials + 1
+    ours = Operations(projections, features + 2 + dense)
+    if which == BOTH:
+        ours = ours + Operations(2 * projections + projections - 2 * d * d, features + 2 + 2 * dense)
+    return ours + _sums(width, d + 1, causal, which, COMPILED_CHUNK)
+
+
+def _sums(f: int, v: int, causal: bool, which: str, chunk: int = CHUNK) -> Operations:
     """Numerator and denominator: F features, d + 1 values (the last is 1)."""
     if causal:
         # dense inside a chunk of C, and reading and adding to the running sum; backward see attention/forms/products.py
-        forward = 2 * (CHUNK * (f + v) + 2 * f * v)
-        backward = 2 * (CHUNK * (3 * f + 2 * v) + 5 * f * v)
+        forward = 2 * (chunk * (f + v) + 2 * f * v)
+        backward = 2 * (chunk * (3 * f + 2 * v) + 5 * f * v)
     else:
         forward = 2 * 2 * f * v  # keys into the sum, queries from it
         backward = 2 * forward

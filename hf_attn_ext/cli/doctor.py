@@ -83,12 +83,15 @@ def _version(name: str) -> str | None:
 def _compute() -> list[str]:
     import torch
 
+    from ..attention import describe_kernels
+
     _say("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             _say(f"cuda:{index}", torch.cuda.get_device_name(index))
     else:
         _say("cuda", "none, runs on the CPU")
+    _say("compiled kernel", describe_kernels())
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     _say("hub", "offline by HF_HUB_OFFLINE" if offline else os.environ.get("HF_ENDPOINT", "default endpoint"))
     return []

@@ -142,6 +142,14 @@ def test_the_causal_product_has_the_gradients_of_its_definition():
             torch.testing.assert_close(one, other)
 
 
+def test_gradients_of_gradients_are_refused_where_a_part_would_be_missing():
+    q, k, v = (x.requires_grad_() for x in inputs(1, 2, 9, 4))
+    out = linear_attention(q, k, v, build("flexformer_c", 2, 4), causal=True)
+    (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(AttnExtError, match="naive_attention"):
+        torch.autograd.grad(gradient.square().sum(), q)
+
+
 def test_gradients_flow_through_a_state():
     feature_map = build("flexformer_c", 2, 4)
     q, k, v = (x.requires_grad_() for x in inputs(1, 2, 80, 4))

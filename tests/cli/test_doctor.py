@@ -17,7 +17,17 @@ def ranges(monkeypatch):
 def test_a_sound_installation(run):
     done = run("doctor")
     assert done.code == 0 and done.err == "" and done.out.splitlines()[-1] == "all well"
-    for part in ("python", "torch", "transformers", "supported: ", "threads", "cuda", "flexformer_c", "roberta"):
+    for part in (
+        "python",
+        "torch",
+        "transformers",
+        "supported: ",
+        "threads",
+        "cuda",
+        "compiled kernel",
+        "flexformer_c",
+        "roberta",
+    ):
         assert part in done.out
 
 

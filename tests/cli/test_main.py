@@ -11,6 +11,8 @@ import pytest
 import hf_attn_ext as hax
 from hf_attn_ext.cli import list_names, main
 
+COMMANDS = ("convert", "distill", "evaluate", "lm-eval", "card", "push", "build", "list", "doctor")
+
 
 def program(*words: str, **options) -> subprocess.CompletedProcess:
     code = "from hf_attn_ext_launcher import run; run()"
@@ -21,7 +23,7 @@ def test_help_lists_the_commands(run):
     for words in ([], ["--help"]):
         done = run(*words)
         assert done.code == 0 and done.err == ""
-        for command in ("convert", "distill", "evaluate", "lm-eval", "card", "push", "list", "doctor"):
+        for command in COMMANDS:
             assert f"  {command} " in done.out
 
 
@@ -29,7 +31,9 @@ def test_version(run):
     assert run("--version").out.strip() == f"hf-attn-ext {hax.__version__}"
 
 
-@pytest.mark.parametrize("command", ["convert", "distill", "evaluate", "lm-eval", "card", "push", "list", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["convert", "distill", "evaluate", "lm-eval", "card", "push", "build", "list", "doctor"]
+)
 def test_every_command_has_help(run, command):
     done = run(command, "--help")
     assert done.code == 0 and "Usage: hf-attn-ext " + command in done.out

@@ -31,6 +31,29 @@ class Features(NamedTuple):
     bound: Tensor | None = None
 
 
+class SoftmaxFeatures(NamedTuple):
+    """A positive map written as ``softmax(x weight + bias)``, the form that the compiled kernel takes.
+
+    A key's amplitude is ``norm_weight y norm_matrix y^T + total_weight logsumexp(x weight + bias)``, ``y = x - shift``.
+
+    Attributes:
+        query_weight, key_weight: (H, d, F).
+        query_bias, key_bias: (H, F).
+        norm_matrix: (H, d, d), symmetric.
+        shift: (H, d).
+        norm_weight, total_weight: (H,).
+    """
+
+    query_weight: Tensor
+    query_bias: Tensor
+    key_weight: Tensor
+    key_bias: Tensor
+    norm_matrix: Tensor
+    shift: Tensor
+    norm_weight: Tensor
+    total_weight: Tensor
+
+
 class FeatureMap(nn.Module):
     """Base class of all kernels: ``kernel(q, k) = phi_query(q) . phi_key(k)``.
 
@@ -72,6 +95,10 @@ class FeatureMap(nn.Module):
         if self.uses_positions:
             return lambda x, positions: self.forward(x, side, positions)
         return partial(self.forward, side=side)
+
+    def softmax_features(self, dtype: torch.dtype) -> SoftmaxFeatures | None:
+        """The same map, both sides, as softmax features in ``dtype``; None for maps that are none."""
+        return None
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:

@@ -11,7 +11,7 @@ from ...errors import AttnExtError
 from ..registry import register_kernel
 from ..statistics import QKStatistics
 from .affine import AffineMap, project
-from .base import FeatureMap, Features, Side, softmax_and_log
+from .base import FeatureMap, Features, Side, SoftmaxFeatures, softmax_and_log
 from .moments import matrix_power
 
 
@@ -80,13 +80,12 @@ class FlexformerC(FeatureMap):
 
     def bind(self, side: Side, dtype: torch.dtype) -> Callable[[Tensor], Features]:
         affine = self.query_map if side == "query" else self.key_map
-        weight, bias = self.real.to(dtype).mT, self.log_amplitude.to(dtype)[:, None]
+        weight, bias = self._exponent(affine, dtype)
         turn, turn_bias = (self.imaginary.to(dtype).mT, None) if self.signed else (None, None)
         if affine is not None:
-            weight, bias = affine(weight, bias)
             turn, turn_bias = affine(turn) if self.signed else (None, None)
             identity = [part.to(dtype) for part in affine()]
-        weight_of_norm = (self.norm_weight.to(dtype) / self.head_dim)[:, None, None]
+        weight_of_norm, weight_of_total = (x[:, None, None] for x in self._amplitude_weights(dtype))
 
         def apply(x: Tensor) -> Features:
             exponent = project(x, weight, bias)
@@ -96,7 +95,7 @@ class FlexformerC(FeatureMap):
                 values, total = softmax_and_log(exponent)
                 mapped = x if affine is None else project(x, *identity)
                 norm = torch.linalg.vecdot(mapped, mapped)[..., None] * weight_of_norm
-                amplitude = norm + total * (1 - self.key_normaliser.to(dtype)[:, None, None])
+                amplitude = norm + total * weight_of_total
             if not self.signed:
                 return Features(amplitude, values)
             n = self.num_complex
@@ -106,6 +105,32 @@ class FlexformerC(FeatureMap):
             return Features(amplitude, torch.cat([size * phase.cos(), size * phase.sin(), rest], -1), bound)
 
         return apply
+
+    def softmax_features(self, dtype: torch.dtype) -> SoftmaxFeatures | None:
+        if self.signed:
+            return None
+        (query_weight, query_bias), (key_weight, key_bias) = (
+            self._exponent(affine, dtype) for affine in (self.query_map, self.key_map)
+        )
+        if self.key_map is None:
+            matrix = torch.eye(self.head_dim, dtype=dtype, device=self.real.device).expand(self.num_heads, -1, -1)
+            shift = matrix.new_zeros(self.num_heads, self.head_dim)
+        else:
+            weight, shift = self.key_map.weight.to(dtype), self.key_map.shift.to(dtype)
+            matrix = weight @ weight.mT
+        amplitude = self._amplitude_weights(dtype)
+        return SoftmaxFeatures(
+            query_weight, query_bias.squeeze(1), key_weight, key_bias.squeeze(1), matrix, shift, *amplitude
+        )
+
+    def _exponent(self, affine: AffineMap | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Weight (H, d, F) and bias (H, 1, F) of ``u_i . x`` and its amplitude, behind an affine map."""
+        weight, bias = self.real.to(dtype).mT, self.log_amplitude.to(dtype)[:, None]
+        return (weight, bias) if affine is None else affine(weight, bias)
+
+    def _amplitude_weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What a key's squared norm and its log-sum count in its amplitude, (H,) each."""
+        return self.norm_weight.to(dtype) / self.head_dim, 1 - self.key_normaliser.to(dtype)
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..feature_maps.base import FeatureMap
 from ..normaliser import divide
+from .fused import fused_bidirectional, fused_features
 from .inputs import (
     Outputs,
     accumulation_dtype,
@@ -31,6 +32,9 @@ def bidirectional_attention(
 
     Keys and queries pass in blocks of tokens, so that on a CPU features are computed and used within the cache.
     """
+    fused = fused_features(q, k, v, feature_map, dropout_p)
+    if fused is not None:
+        return fused_bidirectional(fused, q, k, v, feature_map, key_padding_mask, scaling)
     dtype = accumulation_dtype(q)
     query_map = mapper(feature_map, "query", dtype, scaling)
     key_map = mapper(feature_map, "key", dtype, scaling)

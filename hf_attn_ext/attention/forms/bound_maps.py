@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
-from ..feature_maps.base import FeatureMap
+from ..feature_maps.base import FeatureMap, SoftmaxFeatures
 from ..normaliser import Stabilised
 from .inputs import is_hooked, mapper
 
@@ -29,28 +31,40 @@ class BoundMaps:
 
     def __init__(self) -> None:
         self._signature: tuple | None = None
-        self._maps: tuple[Mapper, Mapper] | None = None
+        self._kept: dict[Any, Any] = {}
 
     def of(self, feature_map: FeatureMap, dtype: torch.dtype, scaling: float | None) -> tuple[Mapper, Mapper]:
         """Return :func:`mapper` of both sides, kept ones where they still hold."""
-        signature = None
-        if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_hooked(feature_map)):
-            signature = _sign(feature_map, dtype, scaling)
-        if signature is None or not _same(signature, self._signature):
-            self._maps = tuple(mapper(feature_map, side, dtype, scaling) for side in ("query", "key"))
-            self._signature = signature
-        return self._maps
+        sides = ("query", "key")
+        make = partial(mapper, feature_map, dtype=dtype, scaling=scaling)
+        return self._keep(scaling, lambda: tuple(make(side) for side in sides), feature_map, dtype)
+
+    def softmax_features(self, feature_map: FeatureMap, dtype: torch.dtype) -> SoftmaxFeatures | None:
+        """Return ``feature_map.softmax_features(dtype)``, a kept one where it still holds."""
+        return self._keep("softmax", lambda: feature_map.softmax_features(dtype), feature_map, dtype)
+
+    def _keep(self, what: Any, make: Callable[[], Any], feature_map: FeatureMap, dtype: torch.dtype) -> Any:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_hooked(feature_map):
+            return make()
+        signature = _sign(feature_map, dtype)
+        if signature is None:
+            return make()
+        if not _same(signature, self._signature):
+            self._signature, self._kept = signature, {}
+        if what not in self._kept:
+            self._kept[what] = make()
+        return self._kept[what]
 
     def __reduce__(self) -> tuple:
         return BoundMaps, ()  # a copy starts anew: what is kept belongs to the map it was made from
 
 
-def _sign(feature_map: FeatureMap, dtype: torch.dtype, scaling: float | None) -> tuple | None:
+def _sign(feature_map: FeatureMap, dtype: torch.dtype) -> tuple | None:
     """What bound maps depend on, the tensors themselves among it; None where writes are not counted."""
     tensors = [*feature_map.parameters(), *feature_map.buffers()]
     if any(x.is_inference() for x in tensors):
         return None
-    return [feature_map, *tensors], [dtype, scaling, *((x.data_ptr(), x._version) for x in tensors)]
+    return [feature_map, *tensors], [dtype, *((x.data_ptr(), x._version) for x in tensors)]
 
 
 def _same(one: tuple, other: tuple | None) -> bool:

@@ -15,6 +15,7 @@ from ..feature_maps.base import FeatureMap
 from ..normaliser import Stabilised, divide, relative
 from .bidirectional import split
 from .bound_maps import BoundMaps
+from .fused import fused_causal, fused_features
 from .inputs import (
     Outputs,
     accumulation_dtype,
@@ -77,6 +78,9 @@ def causal_attention(
     if state is not None:
         check_state(state, q, v, feature_map)
     with torch.autocast(q.device.type, enabled=False):
+        fused = fused_features(q, k, v, feature_map, dropout_p, maps)
+        if fused is not None:
+            return fused_causal(fused, q, k, v, feature_map, state, key_padding_mask, scaling)
         dtype = accumulation_dtype(q)
         query_map, key_map = (maps or BoundMaps()).of(feature_map, dtype, scaling)
         start = 0 if state is None else state.length[:, None]

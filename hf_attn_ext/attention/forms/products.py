@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from ...errors import AttnExtError
 
 
 class _CausalProduct(torch.autograd.Function):
@@ -31,12 +32,22 @@ class _CausalProduct(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, state = ctx.saved_tensors
+        return *_Gradients.apply(*ctx.saved_tensors, grad, grad_state, ctx.chunk), None
+
+
+class _Gradients(torch.autograd.Function):
+    """Of :class:`_CausalProduct`. ``once_differentiable`` would not do: it only raises where nothing else leads to the
+    tensor asked for; elsewhere gradients of gradients would lack a part unseen.
+    """
+
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, state: Tensor, grad: Tensor, grad_state: Tensor, chunk: int
+    ) -> tuple[Tensor, ...]:
         grad, state, grad_state = grad.contiguous(), state.clone(), grad_state.clone()
         grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        parts = (tensor.split(ctx.chunk, 1) for tensor in (q, k, v, grad, grad_q, grad_k, grad_v))
+        parts = (tensor.split(chunk, 1) for tensor in (q, k, v, grad, grad_q, grad_k, grad_v))
         chunks = list(zip(*parts, strict=True))
         for x, y, z, g, to_q, to_k, to_v in chunks:
             pairs = torch.bmm(g, z.mT).tril_()
@@ -48,7 +59,15 @@ class _CausalProduct(torch.autograd.Function):
             to_k += torch.bmm(z, grad_state.mT)
             to_v += torch.bmm(y, grad_state)
             grad_state.baddbmm_(x.mT, g)
-        return grad_q, grad_k, grad_v, grad_state, None
+        return grad_q, grad_k, grad_v, grad_state
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *unused: Tensor) -> None:
+        raise AttnExtError("linear causal attention has no gradients of gradients: use naive_attention")
 
 
 def causal_product(q: Tensor, k: Tensor, v: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
