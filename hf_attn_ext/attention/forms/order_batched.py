@@ -109,7 +109,7 @@ def _scales(amplitude: Tensor | None, plan: BatchedPlan) -> _Scales:
         running = torch.cat([empty, *running], -1)
         before, late = running[:, :, plan.state, None], running[:, :, plan.late_state, None]
         inside = torch.where(plan.sees, own[:, :, plan.tile, None], -torch.inf).amax(-1)
-        seen = torch.full_like(functional.pad(amplitude, (0, 1)), -torch.inf)  # the last is nobody's
+        seen = torch.full_like(functional.pad(amplitude, (0, 1)), -torch.inf)  # the last is the fillers'
         for targets, found in (
             (plan.targets, torch.maximum(inside, before)),
             (plan.late_targets, late.expand(-1, -1, -1, CHUNK)),
@@ -118,13 +118,13 @@ def _scales(amplitude: Tensor | None, plan: BatchedPlan) -> _Scales:
             index = targets.flatten().expand(*seen.shape[:2], -1)
             seen.scatter_reduce_(2, index, found.flatten(2), "amax")
         seen = torch.where(seen.isfinite(), seen, 0.0)
-    query = seen[:, :, plan.queries]
+    query = seen[:, :, plan.targets]
     pairs = own[:, :, plan.tile, None] - query[..., None]
     return _Scales(
         pairs.masked_fill(~plan.sees, -torch.inf).exp(),
         relative(own, largest[..., None])[..., None],
         relative(before, query)[..., None],
-        relative(late, seen[:, :, plan.late_queries])[..., None],
+        relative(late, seen[:, :, plan.late_targets])[..., None],
         (amplitude[:, :, plan.alone] - seen[:, :, plan.alone]).exp()[..., None],
         largest,
     )
