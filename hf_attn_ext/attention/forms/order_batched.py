@@ -101,37 +101,37 @@ class _Scales:
 def _scales(amplitude: Tensor | None, plan: BatchedPlan) -> _Scales:
     if amplitude is None:
         return _Scales(plan.sees, plan.real[..., None])
-    own = amplitude[:, :, plan.keys].masked_fill(~plan.real, -torch.inf)  # (B, H, T, n)
+    own = _gather(amplitude, plan.keys).masked_fill(~plan.real, -torch.inf)  # (B, H, T, n)
     with torch.no_grad():
         largest = own.amax(-1)
         running = [largest[:, :, start:stop].cummax(-1).values for start, stop in plan.chains]
         empty = torch.full_like(amplitude[:, :, :1], -torch.inf)
         running = torch.cat([empty, *running], -1)
-        before, late = running[:, :, plan.state, None], running[:, :, plan.late_state, None]
-        inside = torch.where(plan.sees, own[:, :, plan.tile, None], -torch.inf).amax(-1)
+        before, late = _gather(running, plan.state)[..., None], _gather(running, plan.late_state)[..., None]
+        inside = torch.where(plan.sees, _gather(own, plan.tile)[..., None, :], -torch.inf).amax(-1)
         seen = torch.full_like(functional.pad(amplitude, (0, 1)), -torch.inf)  # the last is the fillers'
         for targets, found in (
             (plan.targets, torch.maximum(inside, before)),
             (plan.late_targets, late.expand(-1, -1, -1, CHUNK)),
-            (plan.alone, amplitude[:, :, plan.alone]),
+            (plan.alone, _gather(amplitude, plan.alone)),
         ):
             index = targets.flatten().expand(*seen.shape[:2], -1)
             seen.scatter_reduce_(2, index, found.flatten(2), "amax")
         seen = torch.where(seen.isfinite(), seen, 0.0)
-    query = seen[:, :, plan.targets]
-    pairs = own[:, :, plan.tile, None] - query[..., None]
+    query = _gather(seen, plan.targets)
+    pairs = _gather(own, plan.tile)[..., None, :] - query[..., None]
     return _Scales(
         pairs.masked_fill(~plan.sees, -torch.inf).exp(),
         relative(own, largest[..., None])[..., None],
         relative(before, query)[..., None],
-        relative(late, seen[:, :, plan.late_targets])[..., None],
-        (amplitude[:, :, plan.alone] - seen[:, :, plan.alone]).exp()[..., None],
+        relative(late, _gather(seen, plan.late_targets))[..., None],
+        (_gather(amplitude, plan.alone) - _gather(seen, plan.alone)).exp()[..., None],
         largest,
     )
 
 
 def _product(q: Tensor, k: Tensor, v: Tensor, plan: BatchedPlan, scales: _Scales) -> Tensor:
-    tiles, values = k[:, :, plan.keys], v[:, :, plan.keys]
+    tiles, values = _gather(k, plan.keys), _gather(v, plan.keys)
     states = [v.new_zeros(*v.shape[:2], 1, k.shape[3], v.shape[3])]
     for start, stop in plan.chains:
         some = slice(start, stop)
@@ -141,18 +141,23 @@ def _product(q: Tensor, k: Tensor, v: Tensor, plan: BatchedPlan, scales: _Scales
         states.append(_running(sums.flatten(3), largest).unflatten(3, sums.shape[3:]))
     states = torch.cat(states, 2)
 
-    queries = q[:, :, plan.queries]
-    inside = (queries @ tiles[:, :, plan.tile].mT * scales.pairs) @ values[:, :, plan.tile]
-    before = queries @ states[:, :, plan.state]
-    late = q[:, :, plan.late_queries] @ states[:, :, plan.late_state]
-    alone = (q[:, :, plan.alone] * k[:, :, plan.alone]).sum(-1, keepdim=True)
+    queries = _gather(q, plan.queries)
+    inside = (queries @ _gather(tiles, plan.tile).mT * scales.pairs) @ _gather(values, plan.tile)
+    before = queries @ _gather(states, plan.state)
+    late = _gather(q, plan.late_queries) @ _gather(states, plan.late_state)
+    alone = (_gather(q, plan.alone) * _gather(k, plan.alone)).sum(-1, keepdim=True)
     if scales.fade is not None:
         before, late, alone = before * scales.fade, late * scales.late, alone * scales.alone
     out = v.new_zeros(*v.shape[:2], plan.size + 1, v.shape[3])
     out = out.index_add(2, plan.targets.flatten(), (inside + before).flatten(2, 3))
     out = out.index_add(2, plan.late_targets.flatten(), late.flatten(2, 3))
-    out = out.index_add(2, plan.alone, alone * v[:, :, plan.alone])
+    out = out.index_add(2, plan.alone, alone * _gather(v, plan.alone))
     return out[:, :, : plan.size]
+
+
+def _gather(x: Tensor, index: Tensor) -> Tensor:
+    """``x[:, :, index]``, whose gradient is added up without sorting."""
+    return x.index_select(2, index.flatten()).unflatten(2, index.shape)
 
 
 def _running(sums: Tensor, largest: Tensor | None) -> Tensor:

@@ -11,8 +11,8 @@ import dataclasses
 import functools
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -89,9 +89,8 @@ def plan_of(order: Poset | MaskSpec) -> OrderPlan:
     Raises:
         AttnExtError: a mask that is not dense.
     """
-    form = getattr(order, "form", None)
-    if isinstance(form, functools.partial) and not form.keywords and not order.tables:
-        key = form.func, form.args, len(order)
+    key = _form_key(order)
+    if key is not None:
         if key not in _by_form:
             _by_form[key] = make_plan(chain_cover(order))
             if len(_by_form) > _KEPT:
@@ -107,7 +106,15 @@ def plan_of(order: Poset | MaskSpec) -> OrderPlan:
 
 
 _by_object: dict[int, tuple[weakref.ref, OrderPlan]] = {}
-_by_form: OrderedDict[Any, OrderPlan] = OrderedDict()
+_by_form: OrderedDict[Hashable, OrderPlan] = OrderedDict()
+
+
+def _form_key(order: Poset | MaskSpec) -> Hashable | None:
+    """What determines a mask in closed form: the function, its plain options, and the size; None for other orders."""
+    form = getattr(order, "form", None)
+    if not isinstance(form, functools.partial) or form.keywords or order.tables:
+        return None
+    return (form.func, form.args, len(order)) if all(isinstance(arg, int | str) for arg in form.args) else None
 
 
 def _forget(number: int, gone: weakref.ref) -> None:
