@@ -134,8 +134,9 @@ def _read(order: Any, q: Tensor, k: Tensor) -> list[Order]:
         name = f"order[{row}]" if isinstance(order, list | tuple) else "order"
         if not isinstance(one, Order):
             hint = "; of a mask make Poset.from_mask(mask)" if hasattr(one, "shape") else ""
+            hint = "; give its poset" if isinstance(getattr(one, "poset", None), Poset) else hint
             raise AttnExtError(f"{name} must be a hasse.Poset or MaskSpec, got {type(one).__name__}{hint}")
-        found = len(one) if isinstance(one, MaskSpec) else one.num_positions
+        found = len(one) if isinstance(one, MaskSpec) else len(one.class_of)
         if found != length:
             raise AttnExtError(
                 f"{name} has {found} positions, query and key {length}; make it for {length} (key_padding_mask hides "

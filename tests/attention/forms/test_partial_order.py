@@ -14,7 +14,7 @@ from hf_attn_ext.attention.forms.order_batched import _running
 from hf_attn_ext.attention.forms.order_plan import make_plan
 from hf_attn_ext.attention.forms.order_product import order_product
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.hasse import MaskSpec, Poset, masks
+from hf_attn_ext.hasse import MaskSpec, Poset, Task, masks
 from hf_attn_ext.hasse.cover import chain_cover
 
 from ..kernels import KERNELS, build
@@ -274,6 +274,19 @@ def test_compiled_code_breaks_its_graph_and_goes_on():
     torch.testing.assert_close(compiled(q, k, v), 2 * linear_attention(q, k, v, feature_map, order=spec))
 
 
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "cosformer"])
+def test_nothing_waits_for_the_device_or_stays_off_it(kernel):
+    """On the device without data, a value that the host asks for is an error, and so is a tensor left on the CPU."""
+    spec, other = masks.butterfly(90), masks.causal(268)
+    feature_map = build(kernel, 2, 4).float().to("meta")
+    tensors = [torch.empty(2, 2, len(spec), 4, device="meta", dtype=torch.bfloat16) for _ in range(3)]
+    padding = torch.ones(2, len(spec), device="meta", dtype=torch.bool)
+    rest = {"key_padding_mask": padding, "scaling": None, "dropout_p": 0.1}
+    for order in (spec, [spec, other]):  # the entry's autocast knows no such device
+        out, *gradients = results(partial_order.order_attention, tensors, feature_map, order=order, **rest)
+        assert all(x.device.type == "meta" for x in (out, *gradients)) and out.dtype == torch.bfloat16
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.name}-{len(spec)}")
 def test_a_gpu_gives_the_same(spec):
@@ -289,6 +302,7 @@ def test_a_gpu_gives_the_same(spec):
     [
         (object(), ["order must be a hasse.Poset or MaskSpec, got object"]),
         (torch.ones(6, 6), ["got Tensor", "Poset.from_mask(mask)"]),
+        (Task("abcdef", {}, np.tri(6)), ["got Task; give its poset"]),
         (masks.causal(5), ["order has 5 positions, query and key 6"]),
         ([masks.causal(6)], ["order holds 1 orders for 2 batch rows"]),
         ([], ["order holds 0 orders"]),
