@@ -130,18 +130,20 @@ def _not_dense(spec: MaskSpec, position: int, lower: int) -> str:
 
 
 def _of_poset(poset: Poset) -> ChainCover:
-    down, sizes = poset.down_rows(), np.array([len(positions) for positions in poset.classes])
+    down, sizes = poset.down_rows(), np.array([len(positions) for positions in poset.classes], np.int32)
     seen = poset.below_others()
     among = down.united_rows(seen).transposed().united_rows(seen).transposed()
     chains = [seen[chain] for chain in chains_and_antichain(among.integers())[0]] if len(seen) else []
     classes = np.concatenate([np.empty(0, np.int64), *chains]).astype(np.int64)
     starts = np.cumsum([0] + [len(chain) for chain in chains])[: len(chains)]
-    prefix = np.zeros((len(poset), len(chains)), np.int32)
-    for start in range(0, len(poset) if chains else 0, _BLOCK):
-        block = down.dense(slice(start, start + _BLOCK))[:, classes] * sizes[classes].astype(np.int32)
-        prefix[start : start + _BLOCK] = np.add.reduceat(block, starts, axis=1)
+    class_of = poset.class_of
+    prefix = np.zeros((len(chains), len(class_of)), np.int32)
+    for start in range(0, len(class_of) if chains else 0, _BLOCK):
+        some = slice(start, start + _BLOCK)
+        block = down.dense(class_of[some])[:, classes] * sizes[classes]
+        prefix[:, some] = np.add.reduceat(block, starts, axis=1).T
     alone = np.setdiff1d(np.arange(len(poset)), seen)
     number = np.full(len(poset), -1)
     number[alone] = np.arange(len(alone))
     members = tuple(np.concatenate([poset.classes[a] for a in chain]).astype(np.int64) for chain in chains)
-    return ChainCover(members, np.ascontiguousarray(prefix[poset.class_of].T), number[poset.class_of])
+    return ChainCover(members, prefix, number[class_of])
