@@ -13,6 +13,7 @@ from .contestants import Contestant, Workload
 from .decode import DecodeBench, bench_decode
 from .figures import Crossover, crossover, growth
 from .hasse import HasseBench, bench_hasse
+from .order import OrderBench, bench_order
 from .timing import Timing, measure
 
 __all__ = [
@@ -21,11 +22,13 @@ __all__ = [
     "Crossover",
     "DecodeBench",
     "HasseBench",
+    "OrderBench",
     "Timing",
     "Workload",
     "bench_attention",
     "bench_decode",
     "bench_hasse",
+    "bench_order",
     "crossover",
     "growth",
     "measure",

@@ -87,7 +87,7 @@ class MemoryMeter(PeakServer):
             which: "forward" or "forward+backward".
         """
         if self.workload.device != "cpu":
-            return _cuda_peak(contestant, self.workload, length, causal, which), None
+            return cuda_peak(measured_call(contestant, self.workload, length, causal, which)), None
         request = {
             "what": "attention",
             "contestant": dataclasses.asdict(contestant),
@@ -132,8 +132,8 @@ def _start_server() -> subprocess.Popen:
     )
 
 
-def _cuda_peak(contestant: Contestant, workload: Workload, length: int, causal: bool, which: str) -> int:
-    call = measured_call(contestant, workload, length, causal, which)
+def cuda_peak(call: Callable[[], None]) -> int:
+    """Bytes of CUDA memory that a call takes at most beyond what is there before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -23,6 +23,7 @@ import torch
 from .contestants import Contestant, Workload
 from .hasse_masks import find_kind, find_order
 from .memory import measured_call
+from .order_contestants import OrderCase
 from .timing import out_of_memory
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -89,7 +90,11 @@ def _order(request: dict[str, Any]) -> Callable[[], object]:
     return lambda: kept.append(find_order(mask))
 
 
-CALLS = {"attention": _attention, "order": _order}
+def _case(request: dict[str, Any]) -> Callable[[], object]:
+    return OrderCase.from_request(request).measured_call()
+
+
+CALLS = {"attention": _attention, "order": _order, "case": _case}
 
 
 def _in_a_child(request: dict[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,34 @@ def draw_decode(report: dict[str, Any], path: Path) -> None:
     _save(figure, path)
 
 
+def draw_panels(
+    lines: Sequence[tuple[str, Sequence[int], Sequence[dict | None], Sequence[float | None], dict[str, Any]]],
+    lengths: Sequence[int],
+    title: str,
+    label: str,
+    path: Path,
+) -> None:
+    """Draw time and, where there is any, memory over length.
+
+    Args:
+        lines: name, lengths, timings, bytes and style of each.
+        lengths: the ticks.
+        title: what was called.
+        label: of the horizontal axis.
+    """
+    with_memory = any(any(peaks) for _, _, _, peaks, _ in lines)
+    figure, axes = _figure(1, 1 + with_memory)
+    artists = [_timings(axes[0][0], at, seconds, style) for _, at, seconds, _, style in lines]
+    _finish(axes[0][0], f"{title}, milliseconds", lengths, label)
+    if with_memory:
+        for _, at, _, peaks, style in lines:
+            _line(axes[0][1], at, peaks, 2**-20, style)
+        _finish(axes[0][1], f"{title}, peak MiB", lengths, label)
+    kept = [(artist, line[0]) for artist, line in zip(artists, lines, strict=True) if artist is not None]
+    _legend(figure, [artist for artist, _ in kept], [name for _, name in kept])
+    _save(figure, path)
+
+
 def _styles(everybody: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """A colour from the family, dashes and a marker from the place in it."""
     styles, seen = {}, dict.fromkeys(PALETTE, 0)

@@ -1,4 +1,4 @@
-"""``hf-attn-ext bench attention | decode | hasse``: how fast, how much memory, from which length on it pays."""
+"""``hf-attn-ext bench attention | decode | hasse | order``: how fast, how much memory, from which length on it pays."""
 
 from __future__ import annotations
 
@@ -168,6 +168,59 @@ def hasse(
     report = bench_hasse(settings, _progress, lambda report: write_report(report, file))
     _print(hasse_heading(report), hasse_tables(report), hasse_notes(report))
     typer.echo(f"report: {file}")
+
+
+def order(
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="Positions, increasing, with commas.")
+    ] = "1024,2048,4096,8192,16384",
+    masks: Annotated[
+        str, typer.Option("--masks", help="causal, block_two_stream, butterfly, with commas; or `all`.")
+    ] = "all",
+    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Of block two-stream.")] = 8,
+    kernel: Annotated[str, typer.Option("--kernel", help="See `hf-attn-ext list kernels`.")] = "flexformer_c",
+    heads: Heads = 12,
+    head_dim: HeadDim = 64,
+    batch: Batch = 1,
+    feature_dim: FeatureDim = 128,
+    threads: Threads = None,
+    repeats: Repeats = 15,
+    budget: Budget = 3.0,
+    sdpa_limit: Annotated[int, typer.Option("--sdpa-limit", min=0, help="The longest length for sdpa.")] = 8192,
+    skip_memory: Annotated[bool, typer.Option("--skip-memory", help="Only times.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    out: Out = Path("runs/bench"),
+) -> None:
+    """Time linear attention over the orders of masks, forward and backward, against sdpa with the dense mask.
+
+    Both take turns in one run. Prints how time and memory grow, says which bars are met, and writes order.json and
+    order.png.
+    """
+    chosen = parse_lengths(lengths, "--lengths")
+
+    from ..bench.contestants import Workload
+    from ..bench.order import NAMES, OrderBench, bench_order
+    from ..bench.order_report import draw_order, order_notes, order_tables
+    from ..bench.report import check_folder, heading, write_report
+
+    settings = OrderBench(
+        lengths=chosen,
+        masks=NAMES if masks == "all" else parse_names(masks),
+        block_size=block_size,
+        kernel=kernel,
+        workload=Workload(batch, heads, head_dim, feature_dim, dtype, device),
+        threads=threads,
+        repeats=repeats,
+        budget=budget,
+        memory=not skip_memory,
+        sdpa_limit=sdpa_limit,
+    )
+    file = check_folder(out) / "order.json"
+    report = bench_order(settings, _progress, lambda report: write_report(report, file))
+    draw_order(report, file.with_suffix(".png"))
+    _print(heading(report), order_tables(report), order_notes(report))
+    typer.echo(f"report: {file}\npicture: {file.with_suffix('.png')}")
 
 
 def parse_lengths(text: str, option: str) -> tuple[int, ...]:

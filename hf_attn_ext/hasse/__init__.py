@@ -5,11 +5,13 @@ Knows torch, numpy and networkx, and nothing of models.
     information_flow(mask, num_layers)       which output sees which input after some layers
     Poset.from_mask(mask)                    the order behind a mask, its diagram, its chains
     minimal_joint_task([Task(...), ...])     the smallest task that holds a whole family
+    chain_cover(masks.butterfly(8))          what is seen as chains, and how far along each every position sees
     masks.butterfly(8)                       masks in closed form, with position ids, roles and labels
 """
 
 from .bits import BitMatrix
 from .checks import Finding
+from .cover import ChainCover, chain_cover
 from .flow import convergence_depth, information_flow
 from .joint import JointTask, minimal_joint_task
 from .poset import Poset
@@ -20,11 +22,13 @@ from . import masks  # isort: skip  (the masks are made of all of the above)
 
 __all__ = [
     "BitMatrix",
+    "ChainCover",
     "Finding",
     "JointTask",
     "MaskSpec",
     "Poset",
     "Task",
+    "chain_cover",
     "convergence_depth",
     "information_flow",
     "masks",

@@ -183,6 +183,10 @@ class Poset:
         start, stop = starts[self._index(number) :][:2]
         return upper[start:stop].tolist()
 
+    def below_others(self) -> np.ndarray:
+        """The classes that some other class sees, rising, int64."""
+        return np.unique(self._order.lower).astype(np.int64)
+
     def down_set(self, number: int) -> frozenset[int]:
         """All classes whose information reaches this one, itself too."""
         return frozenset(bits_of(self._order.down[self._index(number)]).tolist())

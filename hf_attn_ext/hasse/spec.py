@@ -313,6 +313,20 @@ class MaskSpec:
 
         return check(self, num_layers=num_layers, raises=raises)
 
+    def densify(self) -> MaskSpec:
+        """The same positions with the limit of the flow as their mask: the same diagram, one layer deep.
+
+        Example:
+            >>> from hf_attn_ext.hasse import masks
+            >>> window = masks.sliding_window(4, 2)
+            >>> bool(window.densify().dense()[3, 0]), bool(window.dense()[3, 0])
+            (True, False)
+        """
+        from .flow import information_flow
+
+        changes = {"form": _look_up, "tables": (information_flow(self),), "window": None, "family": None}
+        return dataclasses.replace(self, name=f"dense_{self.name}", **changes)
+
     def text(self) -> str:
         """The mask as text for a terminal; see :func:`.text.mask_text`."""
         from .text import mask_text

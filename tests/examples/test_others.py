@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from examples import compare_kernels, hasse_pages, hybrid_layers, peft_lora
+from examples import compare_kernels, hasse_pages, hybrid_layers, order_pages, peft_lora
 
 
 def test_peft_lora(tiny_assets, tmp_path, capsys):
@@ -72,3 +72,15 @@ def test_hasse_pages(tmp_path, capsys):
     assert names == {f"hasse-{c}{end}.png" for c in cases for end in ("", "-tasks")} | {"hasse-butterfly-window.png"}
     assert hasse_pages.main(["--tokens", "1"]) == 2
     assert "--tokens must be at least 2" in capsys.readouterr().err
+
+
+def test_order_pages(tmp_path, capsys):
+    assert order_pages.main(["--out", str(tmp_path / "docs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(line.endswith("2 chains, equal to the dense form") for line in lines)
+    for name in ("order-butterfly.png", "order-classes.png"):  # the page's pictures are what the command makes
+        assert (tmp_path / "docs" / name).read_bytes()[:4] == (order_pages.ROOT / "docs" / name).read_bytes()[:4]
+    assert len(list((tmp_path / "docs").iterdir())) == 2
+    (tmp_path / "file").write_text("mine")
+    assert order_pages.main(["--out", str(tmp_path / "file")]) == 2
+    assert "is a file" in capsys.readouterr().err

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 from torch import Tensor
 
+from ..cover import ChainCover, covered_by
 from ..family import Family, groups
 from ..spec import MaskSpec, token
 from .registry import register_mask, whole_number
@@ -52,5 +54,10 @@ def reading(n: int) -> Family:
     return family
 
 
+def _cover(size: int) -> ChainCover:
+    return ChainCover((), np.zeros((0, size), np.int32), np.zeros(size, np.int64))
+
+
+@covered_by(_cover)
 def _form(q: Tensor, kv: Tensor) -> Tensor:
     return (q >= 0) & (kv >= 0)

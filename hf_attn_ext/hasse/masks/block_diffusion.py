@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..cover import ChainCover, covered_by
 from ..family import Family, groups
 from ..spec import MaskSpec, noisy_token, token
 from .registry import register_mask, whole_number
@@ -82,6 +84,15 @@ def denoising(n: int, b: int) -> Family:
     return family
 
 
+def _cover(positions: int, n: int, b: int) -> ChainCover | None:
+    if positions != 2 * n:
+        return None
+    block = np.arange(n) // b
+    prefix = np.concatenate([block * b, np.minimum((block + 1) * b, n)])
+    return ChainCover((np.arange(n, 2 * n),), prefix[None].astype(np.int32), np.concatenate([block, np.full(n, -1)]))
+
+
+@covered_by(_cover)
 def _form(n: int, b: int, q: Tensor, kv: Tensor) -> Tensor:
     noisy, shown = q < n, kv < n
     mine, its = q % n // b, kv % n // b

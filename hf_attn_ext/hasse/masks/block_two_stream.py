@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import AttnExtError, short, suggest
+from ..cover import ChainCover, covered_by
 from ..family import Family, chain, groups
 from ..spec import MaskSpec, mask_token, token
 from .registry import register_mask, whole_number
@@ -118,6 +120,17 @@ def _starts(n: int, size: int, every: bool) -> range:
     return range(n - size + 1) if every else range(0, n, size)
 
 
+def _cover(positions: int, n: int, size: int, whole_blocks: bool, every: bool) -> ChainCover | None:
+    if positions < n:
+        return None
+    clean = np.arange(n)
+    block = np.arange(positions - n) // size
+    own = np.minimum((clean // size + 1) * size, n) if whole_blocks else clean + 1
+    prefix = np.concatenate([own, block if every else block * size])
+    return ChainCover((clean,), prefix[None].astype(np.int32), np.concatenate([np.full(n, -1), block]))
+
+
+@covered_by(_cover)
 def _form(n: int, size: int, whole_blocks: bool, every: bool, q: Tensor, kv: Tensor) -> Tensor:
     block = (q - n) // size
     start = block if every else block * size

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..cover import ChainCover, covered_by
 from ..family import Family, chain, groups
 from ..spec import MaskSpec, neighbours, token
 from .registry import register_mask, whole_number
@@ -88,6 +90,17 @@ def cloze(n: int) -> Family:
     return family
 
 
+def _cover(positions: int, n: int, far: int) -> ChainCover | None:
+    if far < n - 1 or n < 2 or positions != 3 * n - 2:
+        return None
+    chain, nobody = np.arange(n - 1), np.zeros(n - 1, np.int64)
+    forward = np.concatenate([chain + 1, nobody, np.arange(n)])
+    backward = np.concatenate([nobody, n - 1 - chain, n - 1 - np.arange(n)])
+    group = np.concatenate([np.full(2 * n - 2, -1), np.arange(n)])
+    return ChainCover((chain, 2 * n - 3 - chain), np.stack([forward, backward]).astype(np.int32), group)
+
+
+@covered_by(_cover)
 def _form(n: int, far: int, q: Tensor, kv: Tensor) -> Tensor:
     first_b, first_p = n - 1, 2 * n - 2
     q_forward, q_backward, q_predicts = q < first_b, (q >= first_b) & (q < first_p), q >= first_p

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 from torch import Tensor
 
+from ..cover import ChainCover, covered_by
 from ..family import Family, chain, groups
 from ..spec import MaskSpec, token
 from .registry import register_mask, whole_number
@@ -56,5 +58,11 @@ def autoregressive(n: int) -> Family:
     return family
 
 
+def _cover(size: int) -> ChainCover:
+    every = np.arange(size)
+    return ChainCover((every,), every[None].astype(np.int32) + 1, np.full(size, -1))
+
+
+@covered_by(_cover)
 def _form(q: Tensor, kv: Tensor) -> Tensor:
     return kv <= q

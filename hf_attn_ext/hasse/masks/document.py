@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import AttnExtError, short
+from ..cover import ChainCover, covered_by
 from ..family import Family, chain, groups
 from ..spec import MaskSpec, token
 from .registry import register_mask, whole_number, whole_numbers
@@ -74,6 +76,20 @@ def packed(lengths: Sequence[int], causal: bool) -> Family:
     return family
 
 
+def _cover(size: int, causal: bool, owner: Tensor) -> ChainCover | None:
+    owner = owner.numpy()
+    if len(owner) != size:
+        return None
+    if not causal:
+        return ChainCover((), np.zeros((0, size), np.int32), owner)
+    chains = np.split(np.arange(size), np.flatnonzero(np.diff(owner)) + 1)
+    prefix = np.zeros((len(chains), size), np.int32)
+    for positions, seen in zip(chains, prefix, strict=True):
+        seen[positions] = np.arange(1, len(positions) + 1)
+    return ChainCover(tuple(chains), prefix, np.full(size, -1))
+
+
+@covered_by(_cover)
 def _form(causal: bool, q: Tensor, kv: Tensor, owner: Tensor) -> Tensor:
     same = owner[q] == owner[kv]
     return same & (kv <= q) if causal else same

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 from torch import Tensor
 
+from ..cover import ChainCover, covered_by
 from ..family import Family, chain, groups
 from ..spec import MaskSpec, token
 from .registry import register_mask, whole_number
@@ -60,5 +62,11 @@ def continuations(n: int, p: int) -> Family:
     return family
 
 
+def _cover(size: int, p: int) -> ChainCover:
+    every = np.arange(size)
+    return ChainCover((every,), np.maximum(every + 1, min(p, size))[None].astype(np.int32), np.full(size, -1))
+
+
+@covered_by(_cover)
 def _form(p: int, q: Tensor, kv: Tensor) -> Tensor:
     return (kv <= q) | ((q < p) & (kv < p))
