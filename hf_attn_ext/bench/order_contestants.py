@@ -41,7 +41,7 @@ class Ordered(Linear):
 
     def __init__(self, kernel: str, workload: Workload, spec: MaskSpec) -> None:
         num_features, _ = fit_width(kernel, workload.head_dim, workload.feature_dim)
-        super().__init__(kernel, num_features, workload, causal=False)
+        super().__init__(kernel, num_features, workload, causal=False, compiled=False)
         self.spec = spec
         plan_of(spec)
 
