@@ -23,9 +23,11 @@ from .integration import (
     convert,
     converted_layers,
     extend_positions,
+    get_mask,
     is_converted,
     peft_modules_to_save,
     revert,
+    set_mask,
     softmax_stream,
     supported_model_types,
 )
@@ -40,6 +42,7 @@ __all__ = [
     "convert",
     "converted_layers",
     "extend_positions",
+    "get_mask",
     "is_converted",
     "list_kernels",
     "list_masks",
@@ -47,6 +50,7 @@ __all__ = [
     "push_to_hub",
     "register_kernel",
     "revert",
+    "set_mask",
     "softmax_stream",
     "supported_model_types",
 ]

@@ -4,6 +4,7 @@ from .cache import LinearCache
 from .convert import convert, is_converted, revert
 from .families import supported_model_types
 from .layers import ConvertedLayer, converted_layers, freeze_all_but_feature_maps
+from .masks import get_mask, set_mask
 from .models import register_families, register_model_type
 from .observe import AttentionCall, calibrate, collect_statistics, softmax_stream
 from .peft_support import peft_modules_to_save
@@ -23,10 +24,12 @@ __all__ = [
     "converted_layers",
     "extend_positions",
     "freeze_all_but_feature_maps",
+    "get_mask",
     "is_converted",
     "peft_modules_to_save",
     "register_model_type",
     "revert",
+    "set_mask",
     "softmax_stream",
     "supported_model_types",
 ]
