@@ -19,6 +19,7 @@ from .hasse.masks import list_masks
 from .hub.push import push_to_hub
 from .integration import (
     LinearCache,
+    add_mask_token,
     calibrate,
     convert,
     converted_layers,
@@ -38,6 +39,7 @@ __all__ = [
     "AttnExtConfig",
     "AttnExtError",
     "LinearCache",
+    "add_mask_token",
     "calibrate",
     "convert",
     "converted_layers",

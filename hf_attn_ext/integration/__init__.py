@@ -4,6 +4,8 @@ from .cache import LinearCache
 from .convert import convert, is_converted, revert
 from .families import supported_model_types
 from .layers import ConvertedLayer, converted_layers, freeze_all_but_feature_maps
+from .layouts import accept_neighbour_ids, butterfly_embeddings
+from .mask_token import add_mask_token
 from .masks import get_mask, set_mask
 from .models import register_families, register_model_type
 from .observe import AttentionCall, calibrate, collect_statistics, softmax_stream
@@ -18,6 +20,9 @@ __all__ = [
     "AttentionCall",
     "ConvertedLayer",
     "LinearCache",
+    "accept_neighbour_ids",
+    "add_mask_token",
+    "butterfly_embeddings",
     "calibrate",
     "collect_statistics",
     "convert",

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 
 from ..errors import AttnExtError
 from .families import is_cross_attention
+from .layouts import check_inputs
 from .mask_call import MaskCall, mask_call, wrong_mask
 from .mask_settings import MaskSettings, Recipe
 from .softmax import wants_weights
@@ -82,6 +83,7 @@ def masked_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Softmax under the mask of a layer, by the backend that ``set_mask`` named."""
+    check_inputs(kwargs)
     call.check_sizes(module, query, key)
     backend = call.settings.backend
     if backend == "eager" or wants_weights(module, kwargs):

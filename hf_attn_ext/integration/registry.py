@@ -26,6 +26,7 @@ from .cache import KernelStateLayer, state_layer
 from .families import is_cross_attention
 from .first_use import attach_on_first_use, is_stock
 from .layers import KEEPS_SOFTMAX, feature_map_of
+from .layouts import check_inputs
 from .mask_call import MaskCall, mask_call
 from .mask_linear import order_of
 from .mask_settings import MaskSettings
@@ -150,6 +151,7 @@ def flexformer_attention(
             return hasse_attention(
                 module, query, key, value, attention_mask, scaling, dropout, is_causal=is_causal, **kwargs
             )
+        check_inputs(kwargs)
         causal, order, attention_mask = order_of(attention_mask, module, causal, key, layer)
     if feature_map is None:
         return softmax_attention(
