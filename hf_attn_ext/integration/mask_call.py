@@ -6,7 +6,9 @@ unchanged. So it returns this object, which builds each layer's mask when that l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +27,21 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 PACKED = "packed_sequence_mask_function"
+_GIVEN: contextvars.ContextVar[Tensor | None] = contextvars.ContextVar("given_mask", default=None)
+
+
+@contextlib.contextmanager
+def given_mask(mask: Tensor) -> Iterator[None]:
+    """Let the forward passes inside use ``mask``, bool (B, Nq, Nk), where the model's own masks would be used.
+
+    For inference under a mask that was made for training: the pass has other positions, but sees what they would see.
+    Padding is in it already.
+    """
+    token = _GIVEN.set(mask)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
 
 
 class MaskCall:
@@ -57,6 +74,7 @@ class MaskCall:
         self.kv_length, self.kv_offset = int(kv_length), int(kv_offset)
         self.stop = self.q_offset + self.q_length
         self.padding = None if padding is None or bool(padding.all()) else _widened(padding, self.kv_length)
+        self.given = _GIVEN.get()
         self._numbers: dict[int, int] = {}
         self._built: dict[Any, Any] = {}
 
@@ -91,6 +109,8 @@ class MaskCall:
     def _allowed(
         self, layer: Recipe | tuple[Recipe, ...], device: torch.device, skip: bool
     ) -> tuple[Tensor | None, bool]:
+        if self.given is not None:
+            return self._with_own(self.given.to(device)[:, None], device), False
         distinct = set(heads_of(layer))
         if len(distinct) == 1 and self.padding is None and self.kv_length == self.stop and self.q_offset == 0:
             kind = next(iter(distinct)).kind(self.stop)
@@ -107,10 +127,12 @@ class MaskCall:
             return None, False
         if self.padding is not None:
             mask = mask & self.padding.to(device)[:, None, None, :]
+        return self._with_own(mask, device), False
+
+    def _with_own(self, mask: Tensor, device: torch.device) -> Tensor:
+        """The rule for rows that see nothing."""
         empty = ~mask.any(-1, keepdim=True)
-        if empty.any():
-            mask = mask | (empty & self._own(device))
-        return mask, False
+        return mask | (empty & self._own(device)) if empty.any() else mask
 
     def additive(self, layer: Recipe | tuple[Recipe, ...], device: torch.device, dtype: torch.dtype) -> Tensor | None:
         """The mask of :meth:`allowed` as what eager attention adds to its scores: 0, or the smallest number."""

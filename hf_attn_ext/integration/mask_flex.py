@@ -70,7 +70,7 @@ def _compiled() -> Callable[..., Tensor]:
 def build_block_mask(call: MaskCall, layer: Recipe | tuple[Recipe, ...], device: torch.device) -> BlockMask:
     """The mask of :meth:`.MaskCall.allowed` as a BlockMask: closed forms, and tables where there is padding."""
     recipes = heads_of(layer)
-    if call.q_offset or call.kv_length > call.stop:
+    if call.given is not None or call.q_offset or call.kv_length > call.stop:
         mask, _ = call.allowed(layer, device, skip=False)
         return _from_table(call, mask, device)
     specs = [recipe.of_length(call.stop) for recipe in recipes]

@@ -22,6 +22,11 @@ def order_of(
     Raises:
         AttnExtError: a cache, and an order that is not the causal one.
     """
+    if call.given is not None:
+        raise AttnExtError(
+            f"{type(module).__name__} is linear, which block_generate does not serve yet; use a model whose layers are "
+            "softmax"
+        )
     mask = call.layer(module)
     padding = call.padding
     if mask is None:
