@@ -60,7 +60,7 @@ def block_generate(
     block, that block is predicted from its border, as in training: the prompt's tokens in it are kept, but the rest of
     the block does not see them. Prompts whose length is a multiple, or ``starts="every"``, have no such seam.
 
-    Decoders cache the keys of the text; encoders compute it anew in every pass.
+    Decoders cache the keys of the text; encoders, and models with linear layers, compute it anew in every pass.
 
     Args:
         model: a language model with the mask ``block_two_stream`` in every layer (:func:`hf_attn_ext.set_mask`).
@@ -83,8 +83,7 @@ def block_generate(
         int64 (B, M): prompt and continuation, padded on the right.
 
     Raises:
-        AttnExtError: a model without that mask or with linear layers, no mask token, more tokens than positions, or an
-            argument out of range.
+        AttnExtError: a model without that mask, no mask token, more tokens than positions, or an argument out of range.
 
     Example:
         >>> block_generate(model, tokenizer("Once upon a", return_tensors="pt").input_ids)  # doctest: +SKIP

@@ -27,12 +27,12 @@ class BlockPasses:
     """The passes of one generation.
 
     Args:
-        model: every layer softmax, under one ``block_two_stream`` mask.
+        model: every layer under one ``block_two_stream`` mask; linear layers run in its order, without a cache.
         mask_id: the id of the mask token.
         use_cache: keep keys and values of clean tokens; None: where the model can.
 
     Raises:
-        AttnExtError: another mask, linear layers, or a cache asked of a model that has none.
+        AttnExtError: another mask, or a cache asked of a model that has none.
     """
 
     def __init__(self, model: Any, mask_id: int, use_cache: bool | None = None) -> None:
@@ -45,9 +45,10 @@ class BlockPasses:
         self.limit, self.first = (None, 0) if table is None else table
         parameters = inspect.signature(model.forward).parameters
         name = next((name for name in _CACHES if name in parameters), None)
-        able = name is not None and all(is_causal(module) for _, module in attention_modules(model))
+        able = name is not None and not converted_layers(model)
+        able = able and all(is_causal(module) for _, module in attention_modules(model))
         if use_cache and not able:
-            raise AttnExtError(f"{type(model).__name__} has no cache of keys; leave use_cache out")
+            raise AttnExtError(f"{type(model).__name__} has no cache of keys for every layer; leave use_cache out")
         self.cache_name = name if able and use_cache is not False else None
         self.keeps_logits = "logits_to_keep" in parameters
         self.cache: Any = None
@@ -122,7 +123,7 @@ def block_options(model: Any) -> dict[str, Any]:
     """The options of the one ``block_two_stream`` mask that every layer of a model has.
 
     Raises:
-        AttnExtError: another mask, none, or linear layers.
+        AttnExtError: another mask, or none.
     """
     name = type(model).__name__
     found = get_mask(model)
@@ -132,6 +133,4 @@ def block_options(model: Any) -> dict[str, Any]:
             f"block_generate needs the one mask 'block_two_stream' in every layer of {name}, which it is trained with; "
             "call hf_attn_ext.set_mask(model, 'block_two_stream', block_size=...)"
         )
-    if converted_layers(model):
-        raise AttnExtError(f"{name} has linear layers, which block_generate does not serve yet; use a softmax model")
     return kinds[0][1]

@@ -2,6 +2,7 @@
 
 The host calls the mask function once a forward, without a layer number, and hands what it returns to every layer
 unchanged. So it returns this object, which builds each layer's mask when that layer asks, and each mask only once.
+It is left out of compiled graphs: which mask it is may change between two calls.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class MaskCall:
         self._numbers: dict[int, int] = {}
         self._built: dict[Any, Any] = {}
 
+    @torch.compiler.disable
     def layer(self, module: nn.Module) -> Recipe | tuple[Recipe, ...] | None:
         """The mask of an attention module's layer; modules without a number (DistilBERT's) count in their order.
 
@@ -92,6 +94,7 @@ class MaskCall:
             self._check_pattern(layer)
         return layer
 
+    @torch.compiler.disable
     def allowed(
         self, layer: Recipe | tuple[Recipe, ...], device: torch.device, skip: bool
     ) -> tuple[Tensor | None, bool]:
@@ -134,6 +137,7 @@ class MaskCall:
         empty = ~mask.any(-1, keepdim=True)
         return mask | (empty & self._own(device)) if empty.any() else mask
 
+    @torch.compiler.disable
     def additive(self, layer: Recipe | tuple[Recipe, ...], device: torch.device, dtype: torch.dtype) -> Tensor | None:
         """The mask of :meth:`allowed` as what eager attention adds to its scores: 0, or the smallest number."""
 
@@ -143,6 +147,7 @@ class MaskCall:
 
         return self._once(("additive", layer, str(device), dtype), build)
 
+    @torch.compiler.disable
     def block_mask(self, layer: Recipe | tuple[Recipe, ...], device: torch.device) -> BlockMask:
         """The mask of :meth:`allowed` for flex_attention, from the closed forms."""
         from .mask_flex import build_block_mask
@@ -152,6 +157,18 @@ class MaskCall:
     def specs(self, layer: Recipe | tuple[Recipe, ...]) -> list[MaskSpec]:
         """The masks of this call's length, one a head, or one."""
         return [recipe.of_length(self.stop) for recipe in heads_of(layer)]
+
+    def given_orders(self) -> MaskSpec | list[MaskSpec]:
+        """The given mask as an order a row, or one for all; padding is in it, as places that nobody sees."""
+
+        def build() -> MaskSpec | list[MaskSpec]:
+            own = torch.eye(self.q_length, dtype=torch.bool)
+            texts = [row.cpu() | own for row in self.given]
+            if all(torch.equal(text, texts[0]) for text in texts):
+                return MaskSpec.from_mask(texts[0], name="given")
+            return [MaskSpec.from_mask(text, name="given") for text in texts]
+
+        return self._once("orders", build)
 
     def stock(self, backend: str) -> Tensor | None:
         """What the host's own mask function gives a layer that keeps the model's pattern."""
@@ -196,6 +213,7 @@ class MaskCall:
         return self._built[key]
 
 
+@torch.compiler.disable
 def mask_call(config: Any, settings: MaskSettings | None, host: dict[str, Any]) -> MaskCall:
     """Make the object from the keywords that the host gives a mask function.
 

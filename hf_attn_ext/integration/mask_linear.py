@@ -16,31 +16,36 @@ from .mask_settings import Recipe
 
 def order_of(
     call: MaskCall, module: nn.Module, causal: bool, key: Tensor, layer: KernelStateLayer | None
-) -> tuple[bool, MaskSpec | None, Tensor | None]:
+) -> tuple[bool, MaskSpec | list[MaskSpec] | None, Tensor | None]:
     """What a mask is to a linear layer: whether it is causal, else its order; and the padding mask.
 
     Raises:
         AttnExtError: a cache, and an order that is not the causal one.
     """
-    if call.given is not None:
-        raise AttnExtError(
-            f"{type(module).__name__} is linear, which block_generate does not serve yet; use a model whose layers are "
-            "softmax"
-        )
     mask = call.layer(module)
     padding = call.padding
     if mask is None:
         return causal, None, padding
     check_linear_mask(mask, getattr(module, "layer_idx", 0))
-    kind = mask.kind(call.stop) if not mask.fixed or call.q_offset == 0 else "other"
+    given = call.given is not None
+    kind = "other" if given or (mask.fixed and call.q_offset) else mask.kind(call.stop)
     if layer is not None and kind != "causal":
         raise AttnExtError(
             f"a linear layer keeps a state, which has no order but the causal one, and the mask is {mask.title}; pass "
             "use_cache=False"
         )
+    if given:
+        return False, call.given_orders(), None
     if kind == "other":
         return False, mask.of_length(key.shape[2]), padding
     return kind == "causal", None, padding
+
+
+def dense_order(order: MaskSpec | list[MaskSpec], device: torch.device) -> Tensor:
+    """What the rows of a linear layer see by its order, themselves included: bool (N, N), or (B, N, N)."""
+    if isinstance(order, list):
+        return torch.stack([dense_order(one, device) for one in order])
+    return (order.dense() | torch.eye(len(order), dtype=torch.bool)).to(device)
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,25 +10,20 @@ A mask without the option ``n`` is made for the length of each call; with it, or
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
 import json
-import numbers
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import AttnExtError, suggest
 from ..hasse import MaskSpec
 from ..hasse.masks.registry import list_masks, make_mask, mask_entry
-from ..hasse.serial import hashable
+from .mask_entries import FIELD, NOT_PLAIN, alike, bits_entry, dumps, from_bits, plain
 
-FIELD = "attn_ext_mask"
 BACKENDS = ("sdpa", "eager", "flex")
 LARGEST = 1 << 16  # characters of config.json that one mask may take
 
@@ -58,10 +53,10 @@ class Recipe:
             if option not in known:
                 near = suggest(option, known)
                 raise AttnExtError(f"mask {name!r} has no option {option!r}.{near} Options: {', '.join(known)}")
-        plain = {option: _plain(value) for option, value in options.items()}
-        if any(value is _NOT_PLAIN for value in plain.values()):
+        written = {option: plain(value) for option, value in options.items()}
+        if any(value is NOT_PLAIN for value in written.values()):
             raise AttnExtError(f"mask {name!r}: its options cannot be written as JSON: {dict(options)!r}")
-        recipe = cls(_dumps({"name": name, "options": plain}))
+        recipe = cls(dumps({"name": name, "options": written}))
         recipe.example()  # a wrong value is found now
         return recipe
 
@@ -72,11 +67,11 @@ class Recipe:
         Raises:
             AttnExtError: no such call, and the bits take more room than a configuration should have.
         """
-        options = {option: _plain(value) for option, value in spec.options.items()}
-        if spec.name in list_masks() and options and not any(value is _NOT_PLAIN for value in options.values()):
-            if _alike(make_mask(spec.name, **options), spec):
-                return cls(_dumps({"name": spec.name, "options": options}))
-        text = _dumps(_bits_entry(spec))
+        options = {option: plain(value) for option, value in spec.options.items()}
+        if spec.name in list_masks() and options and not any(value is NOT_PLAIN for value in options.values()):
+            if alike(make_mask(spec.name, **options), spec):
+                return cls(dumps({"name": spec.name, "options": options}))
+        text = dumps(bits_entry(spec))
         if len(text) > LARGEST:
             raise AttnExtError(
                 f"{spec.title} takes {len(text)} characters in config.json, more than {LARGEST}; register the function "
@@ -188,7 +183,7 @@ class Recipe:
 def _made(text: str, n: int | None = None) -> MaskSpec:
     entry = json.loads(text)
     if "bits" in entry:
-        return _from_bits(entry)
+        return from_bits(entry)
     options = dict(entry["options"])
     if n is not None:
         options["n"] = n
@@ -299,7 +294,7 @@ class MaskSettings:
             AttnExtError: the entry is not one that :func:`hf_attn_ext.set_mask` writes.
         """
         raw = getattr(config, FIELD, None)
-        return None if raw is None else _read_settings(_dumps(raw))
+        return None if raw is None else _read_settings(dumps(raw))
 
     def to_dict(self) -> dict[str, Any]:
         """The form that ``config.json`` holds."""
@@ -338,7 +333,7 @@ def _read_settings(text: str) -> MaskSettings:
     raw = json.loads(text)
     try:
         backend, layers = raw["backend"], raw["layers"]
-        recipes = [Recipe(_dumps(entry)) for entry in raw["masks"]]
+        recipes = [Recipe(dumps(entry)) for entry in raw["masks"]]
         if backend not in BACKENDS or not all(isinstance(recipe.title, str) for recipe in recipes):
             raise ValueError(f"backend {backend!r}")
         read = tuple(
@@ -353,70 +348,3 @@ def _read_settings(text: str) -> MaskSettings:
         if "bits" not in recipe.entry:
             mask_entry(recipe.entry["name"])
     return MaskSettings(backend, read)
-
-
-_NOT_PLAIN = object()
-
-
-def _plain(value: Any) -> Any:
-    """``value`` as JSON has it, or ``_NOT_PLAIN``."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if value is None or isinstance(value, bool | str | float):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, list | tuple | range):
-        parts = [_plain(part) for part in value]
-        return _NOT_PLAIN if any(part is _NOT_PLAIN for part in parts) else parts
-    return _NOT_PLAIN
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _alike(one: MaskSpec, other: MaskSpec) -> bool:
-    return (
-        len(one) == len(other)
-        and one.inputs == other.inputs
-        and dict(one.labels) == dict(other.labels)
-        and torch.equal(one.position_ids, other.position_ids)
-        and one.bits() == other.bits()
-    )
-
-
-def _bits_entry(spec: MaskSpec) -> dict[str, Any]:
-    packed = np.packbits(spec.dense().numpy(), axis=None).tobytes()
-    inputs = [_plain(entry) for entry in spec.inputs]
-    return {
-        "title": spec.title,
-        "positions": len(spec),
-        "bits": base64.b64encode(zlib.compress(packed, 9)).decode("ascii"),
-        "tokens": int(spec.tokens),
-        "inputs": [repr(spec.inputs[i]) if entry is _NOT_PLAIN else entry for i, entry in enumerate(inputs)],
-        "roles": list(spec.roles),
-        "position_ids": spec.position_ids.tolist(),
-        "labels": [[int(position), int(token)] for position, token in spec.labels.items()],
-    }
-
-
-def _from_bits(entry: dict[str, Any]) -> MaskSpec:
-    try:
-        size = entry["positions"]
-        packed = np.frombuffer(zlib.decompress(base64.b64decode(entry["bits"])), np.uint8)
-        mask = np.unpackbits(packed, count=size * size).reshape(size, size).astype(bool)
-        fields = {
-            "labels": {position: token for position, token in entry["labels"]},
-            "inputs": [hashable(value) for value in entry["inputs"]],
-            "roles": entry["roles"],
-            "position_ids": entry["position_ids"],
-            "tokens": entry["tokens"],
-            "name": entry["title"],
-        }
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
-        raise AttnExtError(
-            f"config.{FIELD} holds a mask that cannot be read ({type(error).__name__}: {error}); set it anew with "
-            "hf_attn_ext.set_mask"
-        ) from None
-    return MaskSpec.from_mask(mask, **fields)

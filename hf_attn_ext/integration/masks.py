@@ -16,7 +16,7 @@ from ..errors import AttnExtError
 from ..hasse import MaskSpec, information_flow
 from ..hasse.spec import held_tokens
 from .convert import share_config, unwrap
-from .families import attention_modules, attention_shape, is_causal, slides, supported_model_types
+from .families import FAMILIES, attention_modules, attention_shape, is_causal, slides, stock_type, supported_model_types
 from .first_use import attached_on_first_use, is_stock
 from .layers import converted_layers
 from .mask_linear import check_linear_mask
@@ -102,6 +102,12 @@ def set_mask(
     _check_linear(base, settings)
     _check_flow(base, settings, [is_causal(module) for module in modules], allow_leaks)
     _check_positions(base, settings)
+    if stock_type(base.config.model_type) not in FAMILIES:
+        warnings.warn(
+            f"{type(base).__name__} is untested with masks of hf_attn_ext; compare its outputs before relying on them. "
+            f"Tested: {', '.join(supported_model_types())}",
+            stacklevel=2,
+        )
     _store(base, settings)
     return model
 
@@ -143,6 +149,9 @@ def _attention(model: Any) -> list[torch.nn.Module]:
     modules = [module for _, module in attention_modules(model)]
     if not modules:
         raise AttnExtError(f"{name} has no self-attention layer that a mask could be set for; supported: {listed}")
+    numbers = [getattr(module, "layer_idx", None) for module in modules]
+    if any(number not in (None, i) for i, number in enumerate(numbers)):
+        raise AttnExtError(f"the attention layers of {name} are numbered {numbers}, not from 0 on; supported: {listed}")
     return modules
 
 
@@ -223,7 +232,9 @@ def _check_flow(model: PreTrainedModel, settings: MaskSettings, causal: list[boo
     specs = _of_one_length(recipes)
     size = len(specs[0])
     if len(recipes) == 1 and all(layer is not None for layer in settings.layers):
-        for finding in specs[0].check(num_layers=len(settings.layers)):
+        # a model whose layers share one module (ALBERT) runs it more often than it is there
+        count = max(len(settings.layers), getattr(model.config, "num_hidden_layers", None) or 0)
+        for finding in specs[0].check(num_layers=count):
             if finding.severity == "note":
                 continue
             if finding.kind == "empty_row":

@@ -28,7 +28,7 @@ from .first_use import attach_on_first_use, is_stock
 from .layers import KEEPS_SOFTMAX, feature_map_of
 from .layouts import check_inputs
 from .mask_call import MaskCall, mask_call
-from .mask_linear import order_of
+from .mask_linear import dense_order, order_of
 from .mask_settings import MaskSettings
 from .masked_attention import HASSE, hasse_attention, hasse_mask
 from .softmax import softmax_attention, wants_weights
@@ -173,8 +173,8 @@ def flexformer_attention(
     stream = getattr(module, STREAM, None)
     if stream is not None and order is not None:
         raise AttnExtError(
-            f"the softmax stream knows no mask but the causal one, and the model's is {order.title}; take it off for "
-            "the time with set_mask(model, None)"
+            "the softmax stream knows no mask but the causal one, and the model has another; take it off for the time "
+            "with set_mask(model, None)"
         )
     if continued and (need_weights or stream is not None):
         what = "attention weights" if need_weights else "the softmax stream"
@@ -205,9 +205,9 @@ def _weights(
     causal: bool,
     mask: Tensor | None,
     scaling: float,
-    order: MaskSpec | None,
+    order: MaskSpec | list[MaskSpec] | None,
 ) -> Tensor:
-    seen = None if order is None else (order.dense() | torch.eye(len(order), dtype=torch.bool)).to(query.device)
+    seen = None if order is None else dense_order(order, query.device)
     return attention_weights(query, key, feature_map, causal, mask, seen, scaling=scaling).to(query.dtype)
 
 

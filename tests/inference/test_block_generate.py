@@ -5,9 +5,11 @@ import torch
 from transformers import BertForMaskedLM, GPT2LMHeadModel, LlamaForCausalLM, RobertaForMaskedLM
 
 import hf_attn_ext as hax
+from hf_attn_ext.attention import naive_attention
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.hasse import masks
+from hf_attn_ext.hasse import information_flow, masks
 from hf_attn_ext.inference import block_generate
+from hf_attn_ext.integration import registry
 from hf_attn_ext.training import BlockTwoStreamCollator
 from tests.inference.families import DECODERS, MODELS, Tokens
 from tests.integration import tiny
@@ -35,7 +37,7 @@ def training_logits(model, text, size, starts):
     """The logits of every block under the training mask, ``{start: (block, V)}``."""
     batch = BlockTwoStreamCollator(Tokens, model)([{"input_ids": text}])
     batch.pop("labels"), batch.pop("shift_labels", None)
-    uncached = {"use_cache": False} if type(model) in DECODERS else {}
+    uncached = {"use_cache": False} if hasattr(model, "prepare_inputs_for_generation") else {}
     logits, n = model(**batch, **uncached).logits[0], len(text)
     begins = range(n - size + 1) if starts == "every" else range(0, n, size)
     return {begin: logits[n + i * size : n + (i + 1) * size] for i, begin in enumerate(begins)}
@@ -75,6 +77,32 @@ def test_a_prompt_that_ends_inside_a_block(cls, context, starts):
         best = made.logits[0][row].clone()
         best[:, 39] = -torch.inf
         assert text[length : first + 3] == best.argmax(-1)[length - first :].tolist()
+
+
+def dense_orders(q, k, v, feature_map, causal=False, key_padding_mask=None, order=None, scaling=None, dropout_p=0.0):
+    """linear_attention with an order, computed densely."""
+    seen = torch.stack([one.dense() for one in (order if isinstance(order, list) else [order] * len(q))])
+    assert not causal and (seen == information_flow_of(seen)).all()  # dense, as a linear layer must have it
+    return naive_attention(q, k, v, feature_map, False, key_padding_mask, seen, scaling)
+
+
+def information_flow_of(masks_of_rows):
+    return torch.stack([information_flow(mask) for mask in masks_of_rows])
+
+
+@pytest.mark.parametrize("context, starts", VARIANTS)
+@pytest.mark.parametrize("cls", MODELS)
+@pytest.mark.parametrize("layers", [None, [1]], ids=["all", "hybrid"])
+@torch.no_grad()
+def test_linear_layers_give_the_logits_of_training(cls, context, starts, layers, monkeypatch):
+    monkeypatch.setattr(registry, "linear_attention", dense_orders)
+    model = hax.convert(model_of(cls, context, starts), tiny.KERNEL, layers=layers)
+    ids, real = prompts(6, 3)
+    made = generate(model, ids, real, max_new_tokens=6, return_logits=True)
+    for row in range(2):
+        expected = training_logits(model, made.sequences[row, : made.lengths[row]].tolist(), 3, starts)
+        for start, logits in zip(made.starts, made.logits, strict=True):
+            torch.testing.assert_close(logits[row], expected[int(start[row])], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("cls", DECODERS)
@@ -185,8 +213,8 @@ def test_the_table_of_positions_ends_in_a_short_block():
         (lambda m, ids: generate(m, ids[0]), "input_ids must be whole numbers"),
         (lambda m, ids: generate(m, ids, ids[:, :2]), "attention_mask is"),
         (lambda m, ids: generate(m, ids.repeat(2, 1), streamer=Heard()), "a streamer takes one text, got 2"),
-        (lambda m, ids: generate(model_of(BertForMaskedLM), ids, use_cache=True), "has no cache of keys"),
-        (lambda m, ids: generate(hax.convert(m, tiny.KERNEL), ids), "linear layers, which block_generate does not"),
+        (lambda m, ids: generate(model_of(BertForMaskedLM), ids, use_cache=True), "has no cache of keys for"),
+        (lambda m, ids: generate(hax.convert(m, tiny.KERNEL), ids, use_cache=True), "no cache of keys for every layer"),
     ],
 )
 def test_mistakes_are_one_line(call, words):

@@ -1,11 +1,18 @@
 """Masks of hf_attn_ext.hasse in models of every family: exact, padded, on every backend, saved, refused."""
 
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import tiny
 import torch
 from transformers import (
+    AlbertConfig,
+    AlbertModel,
+    AutoModel,
     AutoModelForCausalLM,
     BertForMaskedLM,
     BertModel,
@@ -400,10 +407,62 @@ def test_a_mask_too_large_for_the_configuration_is_refused():
         hax.set_mask(tiny.tiny_model(LlamaForCausalLM), MaskSpec.from_mask(matrix | torch.eye(900, dtype=torch.bool)))
 
 
+def test_a_model_outside_the_table_is_warned_of():
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 3}
+    model = AlbertModel(AlbertConfig(vocab_size=40, **sizes)).eval()  # one module, three layers
+    with pytest.warns(UserWarning, match="AlbertModel is untested with masks"):
+        hax.set_mask(model, "butterfly")
+    weights = model(**tiny.inputs(length=10, padded=False), output_attentions=True).attentions
+    assert all(torch.equal(one[0, 0] > 0, masks.butterfly(4).dense()) for one in weights)
+    with pytest.warns(UserWarning, match="the model has 3 layers"):
+        hax.set_mask(model, "sliding_window", w=3)
+
+
 def test_flex_says_what_it_has_not():
     model = hax.set_mask(tiny.tiny_model(BertModel, attention_probs_dropout_prob=0.1), "causal", backend="flex")
     with pytest.raises(AttnExtError, match="no attention dropout"), torch.no_grad():
         model.train()(**tiny.inputs())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_numbers_are_the_same_also_when_mask_or_length_change():
+    model = hax.set_mask(tiny.tiny_model(BertModel), "butterfly")
+    compiled = torch.compile(model, backend="aot_eager")
+    for name, length in (("butterfly", 10), ("butterfly", 13), ("causal", 13)):
+        hax.set_mask(model, name)
+        batch = tiny.inputs(length=length)
+        torch.testing.assert_close(first(compiled(**batch)), first(model(**batch)))
+    first(compiled(**batch)).sum().backward()
+
+
+READER = """
+import sys
+import torch
+from transformers import AutoModel
+import hf_attn_ext as hax
+model = AutoModel.from_pretrained(sys.argv[1], attn_implementation="hasse")
+saved = torch.load(sys.argv[1] + "/saved.pt")
+assert torch.equal(model(**saved["batch"]).last_hidden_state, saved["output"])
+print(hax.get_mask(model)[0])
+"""
+
+
+@torch.no_grad()
+def test_another_process_finds_the_mask(tmp_path):
+    model, batch = tiny.tiny_model(RobertaModel), tiny.inputs(length=10)
+    tiny_folder = tmp_path / "model"
+    hax.set_mask(model, "butterfly", per_layer={1: ("block_diffusion", {"b": 5})}, allow_leaks=True)
+    model.save_pretrained(tiny_folder)
+    reread = AutoModel.from_pretrained(tiny_folder, attn_implementation="hasse")  # as aligned in memory as there
+    torch.save({"batch": batch, "output": reread(**batch).last_hidden_state}, tiny_folder / "saved.pt")
+    torch.testing.assert_close(reread(**batch).last_hidden_state, model(**batch).last_hidden_state)
+    found = subprocess.run(
+        [sys.executable, "-c", READER, str(tiny_folder)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1"},
+    )
+    assert found.stdout.strip() == "('butterfly', {})", found.stderr
 
 
 def test_checkpointing_and_half_precision():
