@@ -76,9 +76,9 @@ def build_block_mask(call: MaskCall, layer: Recipe | tuple[Recipe, ...], device:
     specs = [recipe.of_length(call.stop) for recipe in recipes]
     distinct = list(dict.fromkeys(recipes))
     by_recipe = dict(zip(recipes, specs, strict=True))
-    empty = [_empty_rows(by_recipe[recipe], call.padding, device) for recipe in distinct]
+    empty = [_empty_rows(recipe, call.stop, call.padding, device) for recipe in distinct]
     if len(distinct) == 1 and call.padding is None and not empty[0].any():
-        return by_recipe[distinct[0]].to_block_mask(device, BLOCK)
+        return _block_mask(distinct[0], call.stop, device)
     forms = [by_recipe[recipe].mask_mod_on(device) for recipe in distinct]
     owner = torch.tensor([distinct.index(recipe) for recipe in recipes], device=device)
     padding = None if call.padding is None else call.padding.to(device)
@@ -99,8 +99,15 @@ def build_block_mask(call: MaskCall, layer: Recipe | tuple[Recipe, ...], device:
     size = -(-call.stop // BLOCK)
     tiles = torch.eye(size, dtype=torch.bool, device=device)  # a row may have to see itself
     for recipe in distinct:
-        tiles = tiles | by_recipe[recipe].to_block_mask(device, BLOCK).to_dense()[0, 0].bool()
+        tiles = tiles | _block_mask(recipe, call.stop, device).to_dense()[0, 0].bool()
     return _with_tiles(tiles, mask_mod, (call.stop, call.stop))
+
+
+@functools.lru_cache(maxsize=8)
+def _block_mask(recipe: Recipe, length: int, device: torch.device) -> BlockMask:
+    """The mask alone, made once and not in every forward pass."""
+    with torch.inference_mode(False):  # what is kept must serve training later
+        return recipe.of_length(length).to_block_mask(device, BLOCK)
 
 
 def _from_table(call: MaskCall, mask: Tensor | None, device: torch.device) -> BlockMask:
@@ -126,12 +133,15 @@ def _with_tiles(tiles: Tensor, mask_mod: Callable[..., Tensor], lengths: tuple[i
     )
 
 
-def _empty_rows(spec: Any, padding: Tensor | None, device: torch.device) -> Tensor:
+def _empty_rows(recipe: Recipe, length: int, padding: Tensor | None, device: torch.device) -> Tensor:
     """(1 or B, N) bool: rows that may see no real key."""
-    parts = []
-    for rows in spec.chunks():
-        if padding is None:
-            parts.append(~rows.any(-1)[None])
-        else:
-            parts.append((padding.to("cpu", torch.float32) @ rows.T.float()) == 0)
-    return torch.cat(parts, dim=1).to(device)
+    if padding is None:
+        return _unseeing(recipe, length).to(device)
+    real = padding.to("cpu", torch.float32)
+    return torch.cat([(real @ rows.T.float()) == 0 for rows in recipe.of_length(length).chunks()], dim=1).to(device)
+
+
+@functools.lru_cache(maxsize=8)
+def _unseeing(recipe: Recipe, length: int) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.cat([~rows.any(-1) for rows in recipe.of_length(length).chunks()])[None]

@@ -231,7 +231,7 @@ def _spec(text: str, length: int) -> MaskSpec:
 @functools.lru_cache(maxsize=4)
 def dense(text: str, length: int, device: str) -> Tensor:
     """The mask (N, N) on ``device``; the last few are kept."""
-    with torch.inference_mode(False):
+    with torch.inference_mode(False):  # what is kept must serve training later
         return _spec(text, length).dense().to(device)
 
 

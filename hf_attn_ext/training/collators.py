@@ -101,13 +101,16 @@ class MaskCollator:
         for row, text in enumerate(texts):
             ids[row, : len(text)] = text
             real[row, : len(text)] = True
-        batch = lay_out(self.spec(width), ids, real, self.mask_id, self.first_position)
+        batch = self._laid_out(ids, real)
         if self.unlabelled:
             hidden = torch.isin(batch["labels"], torch.tensor(self.unlabelled))
             batch["labels"] = batch["labels"].masked_fill(hidden, IGNORED)
         if self.shifts:
             batch["shift_labels"] = batch["labels"].clone()
         return batch
+
+    def _laid_out(self, ids: Tensor, real: Tensor) -> dict[str, Tensor]:
+        return lay_out(self.spec(ids.shape[1]), ids, real, self.mask_id, self.first_position)
 
     def _least(self) -> int:
         """The fewest tokens that the mask's options allow."""
@@ -199,6 +202,18 @@ class BlockTwoStreamCollator(MaskCollator):
 
     def spec(self, tokens: int) -> MaskSpec:
         return block_two_stream(tokens, **self.options)
+
+    def _laid_out(self, ids: Tensor, real: Tensor) -> dict[str, Tensor]:
+        batch = super()._laid_out(ids, real)
+        if self.options.get("starts") == "every":
+            # Whole blocks only: a shorter text has none that begin where a longer one's still do.
+            count, size = ids.shape[1], self.options["block_size"]
+            begins = torch.arange(batch["labels"].shape[1] - count) // size
+            lengths = real.sum(1, keepdim=True).clamp_min(size)
+            beyond = torch.nn.functional.pad(begins + size > lengths, (count, 0))
+            batch["labels"] = batch["labels"].masked_fill(beyond, IGNORED)
+            batch["attention_mask"] = batch["attention_mask"].masked_fill(beyond, 0)
+        return batch
 
     def _least(self) -> int:
         size = self.options["block_size"]

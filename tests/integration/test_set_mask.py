@@ -6,6 +6,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import peft
 import pytest
 import tiny
 import torch
@@ -463,6 +464,27 @@ def test_another_process_finds_the_mask(tmp_path):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1"},
     )
     assert found.stdout.strip() == "('butterfly', {})", found.stderr
+
+
+def test_masks_first_met_in_inference_mode_serve_training_later():
+    model, batch = tiny.tiny_model(BertModel), tiny.inputs(length=11)
+    hax.set_mask(model, masks.document([5, 6]))
+    with torch.inference_mode():
+        model(**batch)
+    model(**batch).last_hidden_state.sum().backward()
+
+
+def test_lora_trains_under_the_mask():
+    model = tiny.tiny_model(GPT2LMHeadModel)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True))
+    hax.set_mask(adapted, "butterfly")
+    batch = tiny.inputs(length=10)
+    expected = hax.set_mask(tiny.tiny_model(GPT2LMHeadModel), "butterfly")(**batch, use_cache=False).logits
+    output = adapted(**batch, use_cache=False, labels=batch["input_ids"])
+    torch.testing.assert_close(output.logits, expected)
+    output.loss.backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in adapted.parameters())
+    assert hax.get_mask(adapted) == [("butterfly", {})] * 2
 
 
 def test_checkpointing_and_half_precision():

@@ -97,6 +97,24 @@ def test_a_padded_text_is_predicted_as_it_is_alone(cls, make):
         torch.testing.assert_close(logits[row][together["labels"][row] >= 0], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("context, starts", [("block", "boundary"), ("token", "every")])
+@torch.no_grad()
+def test_the_other_variants_padded_and_alone(context, starts):
+    model, collator = two_stream(GPT2LMHeadModel, context=context, starts=starts)
+    texts = [*TEXTS, {"input_ids": [20, 21]}]
+    together = collator(texts)
+    logits = model(**together, use_cache=False).logits
+    for row, text in enumerate(texts):
+        alone = collator([text])
+        wanted = alone["labels"][0] >= 0
+        expected = model(**alone, use_cache=False).logits[0][wanted]
+        kept = together["labels"][row] >= 0
+        assert torch.equal(together["labels"][row][kept], alone["labels"][0][wanted])
+        torch.testing.assert_close(logits[row][kept], expected, rtol=1e-6, atol=1e-6)
+    if starts == "every":
+        assert (together["labels"][:2] >= 0).sum(1).tolist() == [(7 - 2) * 3, (5 - 2) * 3]
+
+
 @pytest.mark.parametrize("cls", FEW)
 def test_positions_stay_in_the_model_s_table(cls):
     model, collator = two_stream(cls)
