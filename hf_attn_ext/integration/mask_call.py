@@ -79,6 +79,10 @@ class MaskCall:
         self._numbers: dict[int, int] = {}
         self._built: dict[Any, Any] = {}
 
+    def contiguous(self) -> MaskCall:
+        """Itself; transformers 5.20 asks that of a mask that it made before it calls the model."""
+        return self
+
     @torch.compiler.disable
     def layer(self, module: nn.Module) -> Recipe | tuple[Recipe, ...] | None:
         """The mask of an attention module's layer; modules without a number (DistilBERT's) count in their order.
