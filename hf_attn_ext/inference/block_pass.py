@@ -99,7 +99,7 @@ class BlockPasses:
             inputs |= {self.cache_name: self.cache, "use_cache": True}
         elif any(is_causal(module) for _, module in attention_modules(self.model)):
             inputs["use_cache"] = False
-        with given_mask(mask):
+        with given_mask(mask, positions):
             logits = self.model(**inputs).logits[:, -self.size :]
         if self.cache_name is not None:
             self.cache.crop(-self.size)

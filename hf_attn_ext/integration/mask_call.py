@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 PACKED = "packed_sequence_mask_function"
-_GIVEN: contextvars.ContextVar[Tensor | None] = contextvars.ContextVar("given_mask", default=None)
+_GIVEN: contextvars.ContextVar[tuple[Tensor, Tensor] | None] = contextvars.ContextVar("given_mask", default=None)
 
 
 @contextlib.contextmanager
-def given_mask(mask: Tensor) -> Iterator[None]:
+def given_mask(mask: Tensor, position_ids: Tensor) -> Iterator[None]:
     """Let the forward passes inside use ``mask``, bool (B, Nq, Nk), where the model's own masks would be used.
 
     For inference under a mask that was made for training: the pass has other positions, but sees what they would see.
-    Padding is in it already.
+    Padding is in it already. ``position_ids`` (B, Nq) are those of the mask, from 0.
     """
-    token = _GIVEN.set(mask)
+    token = _GIVEN.set((mask, position_ids))
     try:
         yield
     finally:
@@ -75,7 +75,7 @@ class MaskCall:
         self.kv_length, self.kv_offset = int(kv_length), int(kv_offset)
         self.stop = self.q_offset + self.q_length
         self.padding = None if padding is None or bool(padding.all()) else _widened(padding, self.kv_length)
-        self.given = _GIVEN.get()
+        self.given, self.given_positions = _GIVEN.get() or (None, None)
         self._numbers: dict[int, int] = {}
         self._built: dict[Any, Any] = {}
 
@@ -167,10 +167,10 @@ class MaskCall:
 
         def build() -> MaskSpec | list[MaskSpec]:
             own = torch.eye(self.q_length, dtype=torch.bool)
-            texts = [row.cpu() | own for row in self.given]
-            if all(torch.equal(text, texts[0]) for text in texts):
-                return MaskSpec.from_mask(texts[0], name="given")
-            return [MaskSpec.from_mask(text, name="given") for text in texts]
+            texts, positions = self.given.cpu() | own, self.given_positions.cpu()
+            if (texts == texts[:1]).all() and (positions == positions[:1]).all():
+                return MaskSpec.from_mask(texts[0], position_ids=positions[0])
+            return [MaskSpec.from_mask(text, position_ids=row) for text, row in zip(texts, positions, strict=True)]
 
         return self._once("orders", build)
 

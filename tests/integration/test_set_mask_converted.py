@@ -8,22 +8,13 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, BertModel, GPT2LMHeadModel, LlamaForCausalLM
 
 import hf_attn_ext as hax
-from hf_attn_ext.attention import linear_attention, make_feature_map, naive_attention
+from hf_attn_ext.attention import linear_attention, naive_attention
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, information_flow, masks
 from hf_attn_ext.integration import registry
 from hf_attn_ext.integration.mask_settings import FIELD
 
 CLASSES = [BertModel, GPT2LMHeadModel, LlamaForCausalLM]
-
-
-def _linear_attention_knows_orders():
-    x = torch.randn(1, 1, 4, 2)
-    try:
-        linear_attention(x, x, x, make_feature_map("elu", 1, 2, 2), order=masks.butterfly(2))
-    except AttnExtError:
-        return False
-    return True
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +82,7 @@ def test_linear_layers_get_the_order_and_softmax_layers_the_mask(cls, layers, de
         torch.testing.assert_close(weights[0], expected.attentions[0])
 
 
-@pytest.mark.skipif(not _linear_attention_knows_orders(), reason="linear_attention(order=...) is not there yet")
+@pytest.mark.skipif(not tiny.linear_attention_knows_orders(), reason="linear_attention(order=...) is not there yet")
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("name, options", [("butterfly", {}), ("block_diffusion", {"b": 2}), ("prefix_lm", {"p": 3})])
 def test_linear_orders_equal_the_dense_computation(cls, name, options, monkeypatch):

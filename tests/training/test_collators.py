@@ -173,6 +173,24 @@ def test_block_two_stream_leaks_nothing(cls, backend):
             assert (found[others] == 0).all()
 
 
+@pytest.mark.skipif(not tiny.linear_attention_knows_orders(), reason="linear_attention(order=...) is not there yet")
+@pytest.mark.parametrize("cls", MODELS)
+def test_linear_layers_leak_nothing(cls):
+    n = 7
+    model = hax.set_mask(hax.convert(tiny.tiny_model(cls).double(), tiny.KERNEL), "butterfly")
+    batch = ButterflyCollator(Tokens, model)(TEXTS)
+    for row, k in ((0, 0), (0, 3), (0, 6), (1, 2)):
+        found = gradients_of_inputs(model, batch, row, 2 * n - 2 + k, int(batch["labels"][row, 2 * n - 2 + k]))
+        holders = [k] * (k < n - 1) + [n - 2 + k] * (k > 0) + [2 * n - 2 + j for j in (k - 1, k + 1) if 0 <= j < n]
+        assert (found[holders] == 0).all() and found[2 * n - 2 + k] > 0
+    hax.set_mask(model, "block_two_stream", block_size=3)
+    batch = BlockTwoStreamCollator(Tokens, model)(TEXTS)
+    for row, k in ((0, 1), (0, 5), (1, 4)):
+        found = gradients_of_inputs(model, batch, row, n + k, int(batch["labels"][row, n + k]))
+        start = k // 3 * 3
+        assert (found[start:n] == 0).all() and (found[:start] > 0).all()
+
+
 def test_neighbours_are_means_with_gradients():
     model, collator = butterfly(GPT2LMHeadModel)
     batch = collator(TEXTS[:1])
