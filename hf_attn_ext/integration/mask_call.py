@@ -218,13 +218,13 @@ class MaskCall:
 
 
 @torch.compiler.disable
-def mask_call(config: Any, settings: MaskSettings | None, host: dict[str, Any]) -> MaskCall:
-    """Make the object from the keywords that the host gives a mask function.
+def mask_call(host: dict[str, Any]) -> MaskCall:
+    """Make the object from the keywords that the host gives a mask function, ``config`` among them.
 
     Raises:
         AttnExtError: no mask is set, or ``attention_mask`` is no padding mask.
     """
-    padding = host.get("attention_mask")
+    padding, settings = host.get("attention_mask"), MaskSettings.of(host.get("config"))
     if isinstance(padding, MaskCall):
         return padding
     if settings is None:

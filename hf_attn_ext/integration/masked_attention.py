@@ -16,19 +16,19 @@ from ..errors import AttnExtError
 from .families import is_cross_attention
 from .layouts import check_inputs
 from .mask_call import MaskCall, mask_call, wrong_mask
-from .mask_settings import MaskSettings, Recipe
+from .mask_settings import Recipe
 from .softmax import wants_weights
 
 HASSE = "hasse"
 
 
-def hasse_mask(*, config: Any = None, **host: Any) -> MaskCall:
+def hasse_mask(**host: Any) -> MaskCall:
     """The mask function: the masks of this forward pass, in the length that it has.
 
     Raises:
         AttnExtError: no mask is set, or ``attention_mask`` is no padding mask.
     """
-    return mask_call(config, MaskSettings.of(config), {**host, "config": config})
+    return mask_call(host)
 
 
 def hasse_attention(

@@ -29,7 +29,7 @@ from .layers import KEEPS_SOFTMAX, feature_map_of
 from .layouts import check_inputs
 from .mask_call import MaskCall, mask_call
 from .mask_linear import dense_order, order_of
-from .mask_settings import MaskSettings
+from .mask_settings import FIELD
 from .masked_attention import HASSE, hasse_attention, hasse_mask
 from .softmax import softmax_attention, wants_weights
 
@@ -64,14 +64,9 @@ def padding_mask(
     Raises:
         AttnExtError: the model asks for a pattern other than all real keys, those before a token, or a sliding window.
     """
-    masks = MaskSettings.of(kwargs.get("config"))
-    if masks is not None:
+    if getattr(kwargs.get("config"), FIELD, None) is not None:
         host = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
-        return mask_call(
-            kwargs["config"],
-            masks,
-            {**host, "mask_function": mask_function, "attention_mask": attention_mask, **kwargs},
-        )
+        return mask_call({**host, "mask_function": mask_function, "attention_mask": attention_mask, **kwargs})
     if mask_function not in (bidirectional_mask_function, causal_mask_function):
         pattern = _pattern(mask_function)
         if pattern == "sliding_window_causal_mask_function":
