@@ -132,6 +132,8 @@ def eager_attention(
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """The family's own eager attention, which knows its precision; a plain one where the family has none."""
+    if getattr(module, "reorder_and_upcast_attn", False):  # an option of GPT-2's, on its eager attention only
+        return module._upcast_and_reordered_attn(query, key, value, mask)
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if own is not None:
         return own(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)

@@ -81,10 +81,20 @@ def test_the_stock_pattern_as_a_mask_gives_the_stock_numbers(cls, implementation
     assert torch.equal(first(stock(**batch)), first(fixed(**batch)))
 
 
+@torch.no_grad()
+def test_an_upcasting_gpt_2_is_that_gpt_2():
+    stock = tiny.tiny_model(GPT2LMHeadModel, reorder_and_upcast_attn=True).to(torch.bfloat16)
+    stock.set_attn_implementation("eager")
+    expected = stock(**tiny.inputs()).logits
+    assert torch.equal(hax.set_mask(stock, "causal", backend="eager")(**tiny.inputs()).logits, expected)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("cls", [GPT2LMHeadModel, Qwen3ForCausalLM])
 @torch.no_grad()
-def test_left_padding_changes_no_real_token(cls):
-    stock, masked = tiny.tiny_model(cls), hax.set_mask(tiny.tiny_model(cls), "causal")
+def test_left_padding_changes_no_real_token(cls, implementation):
+    stock, masked = tiny.tiny_model(cls), hax.set_mask(tiny.tiny_model(cls), "causal", backend=implementation)
+    stock.set_attn_implementation(implementation)
     batch = {name: x.flip(-1) for name, x in tiny.inputs().items()}
     real = batch["attention_mask"].bool()
     assert torch.equal(stock(**batch).logits[real], masked(**batch).logits[real])

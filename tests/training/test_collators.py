@@ -1,5 +1,6 @@
 """Block two-stream and butterfly batches: the loss by hand, no leak, padding is nothing, Trainer and accelerate."""
 
+import pickle
 import warnings
 
 import accelerate
@@ -280,7 +281,8 @@ def test_a_collator_without_a_model_and_with_a_mask_of_one_length():
     assert plain["input_ids"].shape == (2, 10) and plain["labels"][0].tolist()[-4:] == [-100, 6, 7, 8]
     model = hax.set_mask(tiny.tiny_model(BertForMaskedLM), masks.block_two_stream(6, 2))
     assert BlockTwoStreamCollator(Tokens, model)(TEXTS)["input_ids"].shape == (2, 12)
-    assert BlockTwoStreamCollator(Tokens, model).options["context"] == "token"
+    collator = pickle.loads(pickle.dumps(BlockTwoStreamCollator(Tokens, model)))  # for the workers of a DataLoader
+    assert collator.options["context"] == "token" and collator(TEXTS)["labels"].shape == (2, 12)
 
 
 def two_streams(model):
