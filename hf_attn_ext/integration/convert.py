@@ -166,14 +166,6 @@ def _check_model(model: Any) -> None:
         raise AttnExtError(f"{name} has weights that are not in memory (offloaded or meta); load it whole first")
 
 
-def _check_masks(model: PreTrainedModel, plan: list[tuple[nn.Module, int, Any]]) -> None:
-    """A mask that the model has must be one that its linear layers can honour."""
-    masks = MaskSettings.of(model.config)
-    for _, layer_idx, feature_map in plan if masks is not None else ():
-        if feature_map is not None:
-            check_linear_mask(masks.of_layer(layer_idx), layer_idx)
-
-
 def _check_bare(model: PreTrainedModel) -> None:
     if getattr(model, "_hf_peft_config_loaded", False):
         raise AttnExtError(f"{type(model).__name__} carries a PEFT adapter; convert or revert the model without it")
@@ -212,3 +204,11 @@ def share_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     for module in model.modules():
         if module.__dict__.get("config") is before:
             module.config = config
+
+
+def _check_masks(model: PreTrainedModel, plan: list[tuple[nn.Module, int, Any]]) -> None:
+    """A mask that the model has must be one that its linear layers can honour."""
+    masks = MaskSettings.of(model.config)
+    for _, layer_idx, feature_map in plan if masks is not None else ():
+        if feature_map is not None:
+            check_linear_mask(masks.of_layer(layer_idx), layer_idx)
