@@ -9,7 +9,8 @@
 
 Importing the package registers the attention function and the model types ``attn_ext_<base>`` with transformers, once.
 The parts: :mod:`.hasse` (masks and the orders behind them), :mod:`.attention` (kernels and forms), :mod:`.integration`
-(transformers), :mod:`.training` (distillation), :mod:`.hub` (cards, uploads), :mod:`.cli` (``hf-attn-ext``).
+(transformers), :mod:`.training` (distillation, collators), :mod:`.inference` (whole blocks, scores from both sides),
+:mod:`.hub` (cards, uploads), :mod:`.cli` (``hf-attn-ext``).
 """
 
 from .attention import build_kernels, list_kernels, register_kernel
@@ -19,14 +20,17 @@ from .hasse.masks import list_masks
 from .hub.push import push_to_hub
 from .integration import (
     LinearCache,
+    add_mask_token,
     calibrate,
     convert,
     converted_layers,
     extend_positions,
     fold,
+    get_mask,
     is_converted,
     peft_modules_to_save,
     revert,
+    set_mask,
     softmax_stream,
     supported_model_types,
 )
@@ -37,12 +41,14 @@ __all__ = [
     "AttnExtConfig",
     "AttnExtError",
     "LinearCache",
+    "add_mask_token",
     "build_kernels",
     "calibrate",
     "convert",
     "converted_layers",
     "extend_positions",
     "fold",
+    "get_mask",
     "is_converted",
     "list_kernels",
     "list_masks",
@@ -50,6 +56,7 @@ __all__ = [
     "push_to_hub",
     "register_kernel",
     "revert",
+    "set_mask",
     "softmax_stream",
     "supported_model_types",
 ]

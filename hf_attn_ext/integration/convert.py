@@ -14,6 +14,9 @@ from ..errors import AttnExtError
 from .families import FAMILIES, supported_model_types
 from .first_use import adopt, attached_on_first_use
 from .layers import attach, detach, feature_map_of, plan_feature_maps, warn_untested
+from .mask_linear import check_linear_mask
+from .mask_settings import FIELD, MaskSettings
+from .masked_attention import HASSE
 from .models import AttnExtModelMixin, config_class, register_model_type, restore_classes, swap_classes
 from .registry import IMPLEMENTATION
 
@@ -55,6 +58,7 @@ def convert(
     settings = _settings(config, overrides, held)
     known = model.config.model_type in FAMILIES
     plan = plan_feature_maps(model, settings)
+    _check_masks(model, plan)
     if not known:
         warn_untested(type(model).__name__)
         register_model_type(model.config.model_type)
@@ -68,7 +72,7 @@ def convert(
         "implementation": implementation if implementation != IMPLEMENTATION else None,
         "name_or_path": model.name_or_path,
     }
-    _share_config(model, _converted_config(model.config, settings))
+    share_config(model, _converted_config(model.config, settings))
     attach(model, plan)
     swap_classes(model)
     # Folders of ours hold the names that the live model has, never those of an older format it was read from.
@@ -120,8 +124,9 @@ def revert(model: PreTrainedModel) -> PreTrainedModel:
     restore_classes(model)
     before = model.__dict__.pop(_BEFORE, {})
     model.name_or_path = before.get("name_or_path", model.name_or_path)
-    config._attn_implementation = model.get_correct_attn_implementation(before.get("implementation"))
-    _share_config(model, config)
+    implementation = before.get("implementation") if getattr(config, FIELD, None) is None else HASSE
+    config._attn_implementation = model.get_correct_attn_implementation(implementation)
+    share_config(model, config)
     return model
 
 
@@ -202,9 +207,17 @@ def _converted_config(stock: PreTrainedConfig, settings: AttnExtConfig) -> PreTr
     return config
 
 
-def _share_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
+def share_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     """Give ``config`` to every module that holds the model's present one; another model may share that."""
     before = model.config
     for module in model.modules():
         if module.__dict__.get("config") is before:
             module.config = config
+
+
+def _check_masks(model: PreTrainedModel, plan: list[tuple[nn.Module, int, Any]]) -> None:
+    """A mask that the model has must be one that its linear layers can honour."""
+    masks = MaskSettings.of(model.config)
+    for _, layer_idx, feature_map in plan if masks is not None else ():
+        if feature_map is not None:
+            check_linear_mask(masks.of_layer(layer_idx), layer_idx)

@@ -8,8 +8,9 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationCon
 from transformers.generation import GenerationMode
 
 from ..errors import AttnExtError
-from .cache import LinearCache, check_cache
+from .cache import LinearCache, check_cache, linear_layers
 from .families import attention_modules, is_causal
+from .mask_settings import MaskSettings, heads_of
 
 # 5.24 names the argument ``cache``; before, it was ``past_key_values``.
 _NAMES = ("cache", "past_key_values")
@@ -36,6 +37,8 @@ def with_cache(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, 
         use_cache = getattr(model.config, "use_cache", False)
     if not use_cache or names.index(name) < len(args):
         return kwargs
+    if not keeps_state(model):
+        return {**kwargs, "use_cache": False}
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         return kwargs  # the host leaves the cache out
     return {key: value for key, value in kwargs.items() if key not in _NAMES} | {name: new_cache(model)}
@@ -62,12 +65,25 @@ def prepare_generation(
         return
     if config.use_cache is False:
         return
+    if not keeps_state(model):
+        raise AttnExtError(
+            f"{name} has masks that a linear layer's state cannot follow (only 'causal' can); pass use_cache=False"
+        )
     kind = config.cache_implementation
     if kind not in (None, "dynamic"):
         raise AttnExtError(
             f"cache_implementation={kind!r} is a cache of keys, but {name} keeps a state of constant size; leave it out"
         )
     model_kwargs[argument] = new_cache(model)
+
+
+def keeps_state(model: PreTrainedModel) -> bool:
+    """Whether every linear layer is causal: a state has no other order."""
+    masks = MaskSettings.of(model.config)
+    if masks is None:
+        return True
+    layers = [masks.of_layer(number) for number in linear_layers(model.config)]
+    return all(layer is None or all(recipe.causal for recipe in heads_of(layer)) for layer in layers)
 
 
 def new_cache(model: PreTrainedModel) -> Cache:

@@ -60,6 +60,20 @@ def extend_positions(model: PreTrainedModel, length: int) -> PreTrainedModel:
     return model
 
 
+def position_table(model: nn.Module) -> tuple[int, int] | None:
+    """Return how many learned positions a model can use, and the position id of the first; None for rotary models.
+
+    Example:
+        >>> position_table(roberta)  # doctest: +SKIP
+        (512, 2)
+    """
+    tables = [getattr(module, name) for module in model.modules() for name in _TABLES if _is_table(module, name)]
+    if not tables:
+        return None
+    firsts = [0 if table.padding_idx is None else table.padding_idx + 1 for table in tables]
+    return min(table.num_embeddings - first for table, first in zip(tables, firsts, strict=True)), max(firsts)
+
+
 def _is_table(module: nn.Module, name: str) -> bool:
     return isinstance(module._modules.get(name), nn.Embedding)
 

@@ -1,4 +1,4 @@
-"""The attention function and the mask function ``"flexformer"``, registered together.
+"""The attention function and the mask function ``"flexformer"``, and where those of ``"hasse"`` are registered too.
 
 They belong together: without a mask function of the same name the host passes ``attention_mask=None`` to every layer,
 silently. The mask function runs once a forward, for all layers, and returns the 2-D padding mask; what a layer makes of
@@ -18,15 +18,20 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 from transformers.modeling_utils import AttentionInterface
-from transformers.utils import output_capturing
 
 from ..attention import FeatureMap, attention_weights, causal_attention, linear_attention
 from ..errors import AttnExtError
+from ..hasse import MaskSpec
 from .cache import KernelStateLayer, state_layer
 from .families import is_cross_attention
 from .first_use import attach_on_first_use, is_stock
 from .layers import KEEPS_SOFTMAX, feature_map_of
-from .softmax import softmax_attention
+from .layouts import check_inputs
+from .mask_call import MaskCall, mask_call
+from .mask_linear import dense_order, order_of
+from .mask_settings import FIELD
+from .masked_attention import HASSE, hasse_attention, hasse_mask
+from .softmax import softmax_attention, wants_weights
 
 IMPLEMENTATION = "flexformer"
 STREAM = "_attn_ext_stream"
@@ -36,9 +41,11 @@ _NOT_HONOURED = ("position_bias", "softcap", "s_aux", "sliding_window")
 
 
 def register() -> None:
-    """Enter both functions in the host's interfaces; doing it again changes nothing."""
+    """Enter all functions in the host's interfaces, in pairs; doing it again changes nothing."""
     AttentionInterface.register(IMPLEMENTATION, flexformer_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
+    AttentionInterface.register(HASSE, hasse_attention)
+    AttentionMaskInterface.register(HASSE, hasse_mask)
 
 
 def padding_mask(
@@ -48,15 +55,18 @@ def padding_mask(
     mask_function: Any = bidirectional_mask_function,
     attention_mask: Tensor | None = None,
     **kwargs: Any,
-) -> Tensor | None:
+) -> Tensor | MaskCall | None:
     """Return the padding mask (B, Nk), True = real token, or None where the caller gave none.
 
-    Whether a layer is causal it knows itself. A sliding window's mask comes in the host's 4-D form: only layers that
-    keep softmax ask for one.
+    Of a model with masks of ``set_mask``: the object that holds them for this forward pass. Whether a layer is causal
+    it knows itself. A sliding window's mask comes in the host's 4-D form: only layers that keep softmax ask for one.
 
     Raises:
         AttnExtError: the model asks for a pattern other than all real keys, those before a token, or a sliding window.
     """
+    if getattr(kwargs.get("config"), FIELD, None) is not None:
+        host = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
+        return mask_call({**host, "mask_function": mask_function, "attention_mask": attention_mask, **kwargs})
     if mask_function not in (bidirectional_mask_function, causal_mask_function):
         pattern = _pattern(mask_function)
         if pattern == "sliding_window_causal_mask_function":
@@ -96,7 +106,7 @@ def flexformer_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | MaskCall | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -130,6 +140,14 @@ def flexformer_attention(
         feature_map = attach_on_first_use(module, query)
     need_weights = wants_weights(module, kwargs)
     layer = state_layer(key, kwargs)
+    order = None
+    if isinstance(attention_mask, MaskCall):
+        if feature_map is None:
+            return hasse_attention(
+                module, query, key, value, attention_mask, scaling, dropout, is_causal=is_causal, **kwargs
+            )
+        check_inputs(kwargs)
+        causal, order, attention_mask = order_of(attention_mask, module, causal, key, layer)
     if feature_map is None:
         return softmax_attention(
             module, query, key, value, attention_mask, dropout, scaling, need_weights, causal, **kwargs
@@ -148,6 +166,11 @@ def flexformer_attention(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     continued = layer is not None and layer.state is not None
     stream = getattr(module, STREAM, None)
+    if stream is not None and order is not None:
+        raise AttnExtError(
+            "the softmax stream knows no mask but the causal one, and the model has another; take it off for the time "
+            "with set_mask(model, None)"
+        )
     if continued and (need_weights or stream is not None):
         what = "attention weights" if need_weights else "the softmax stream"
         raise AttnExtError(f"{what} over tokens before this call are not to be had from a state; set use_cache=False")
@@ -165,30 +188,24 @@ def flexformer_attention(
         )
         layer.commit(state)
     else:
-        output = linear_attention(query, key, value, feature_map, causal, mask, scaling=scaling, dropout_p=dropout)
-    weights = _weights(query, key, feature_map, causal, mask, scaling) if need_weights else None
+        output = linear_attention(
+            query, key, value, feature_map, causal, mask, order=order, scaling=scaling, dropout_p=dropout
+        )
+    weights = _weights(query, key, feature_map, causal, mask, scaling, order) if need_weights else None
     return output.transpose(1, 2).contiguous(), weights
 
 
-def wants_weights(module: nn.Module, kwargs: dict[str, Any]) -> bool:
-    """Whether the caller of the model asked for attention weights, by keyword or by configuration.
-
-    The host's models pass the keyword on; where one does not, the host's own collector knows. Its context
-    variable cannot be read while a graph is traced, and need not be: the keyword and the configuration can.
-    """
-    asked = kwargs.get("output_attentions")
-    if asked is None:
-        asked = getattr(getattr(module, "config", None), "output_attentions", False)
-    if asked or torch.compiler.is_compiling():
-        return bool(asked)
-    collected = output_capturing._active_collector.get()
-    return collected is not None and any(key.endswith("attentions") for key in collected)
-
-
 def _weights(
-    query: Tensor, key: Tensor, feature_map: FeatureMap, causal: bool, mask: Tensor | None, scaling: float
+    query: Tensor,
+    key: Tensor,
+    feature_map: FeatureMap,
+    causal: bool,
+    mask: Tensor | None,
+    scaling: float,
+    order: MaskSpec | list[MaskSpec] | None,
 ) -> Tensor:
-    return attention_weights(query, key, feature_map, causal, mask, scaling=scaling).to(query.dtype)
+    seen = None if order is None else dense_order(order, query.device)
+    return attention_weights(query, key, feature_map, causal, mask, seen, scaling=scaling).to(query.dtype)
 
 
 def _key_padding_mask(attention_mask: Tensor | None, key: Tensor, layer: KernelStateLayer | None) -> Tensor | None:

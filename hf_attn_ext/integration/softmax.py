@@ -6,9 +6,12 @@ softmax must turn it into what the host's own attention expects.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.utils import output_capturing
 
 
 def softmax_attention(
@@ -46,6 +49,21 @@ def softmax_attention(
             module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=alone, **kwargs
         )
     return _dense(module, query, key, value, mask, dropout, scaling)
+
+
+def wants_weights(module: nn.Module, kwargs: dict[str, Any]) -> bool:
+    """Whether the caller of the model asked for attention weights, by keyword or by configuration.
+
+    The host's models pass the keyword on; where one does not, the host's own collector knows. Its context
+    variable cannot be read while a graph is traced, and need not be: the keyword and the configuration can.
+    """
+    asked = kwargs.get("output_attentions")
+    if asked is None:
+        asked = getattr(getattr(module, "config", None), "output_attentions", False)
+    if asked or torch.compiler.is_compiling():
+        return bool(asked)
+    collected = output_capturing._active_collector.get()
+    return collected is not None and any(key.endswith("attentions") for key in collected)
 
 
 def expand_padding(attention_mask: Tensor | None, query_length: int) -> Tensor | None:

@@ -1,5 +1,7 @@
 """Distillation: attention transfer (stage 1) and fine-tuning (stage 2), on one accelerate loop."""
 
+from ..integration import accept_neighbour_ids, butterfly_embeddings
+from .collators import BlockTwoStreamCollator, ButterflyCollator
 from .config import (
     DataConfig,
     DistillConfig,
@@ -19,6 +21,8 @@ from .results import results_table
 from .transfer import evaluate_transfer
 
 __all__ = [
+    "BlockTwoStreamCollator",
+    "ButterflyCollator",
     "DataConfig",
     "DistillConfig",
     "DistillResult",
@@ -29,7 +33,9 @@ __all__ = [
     "TaskConfig",
     "TrackingConfig",
     "TrainConfig",
+    "accept_neighbour_ids",
     "attention_losses",
+    "butterfly_embeddings",
     "distill",
     "distillation_loss",
     "evaluate_task",

@@ -13,6 +13,8 @@ from hf_attn_ext.integration import registry
 def test_both_are_registered_under_one_name():
     assert ALL_ATTENTION_FUNCTIONS["flexformer"] is registry.flexformer_attention
     assert ALL_MASK_ATTENTION_FUNCTIONS["flexformer"] is registry.padding_mask
+    assert ALL_ATTENTION_FUNCTIONS["hasse"] is registry.hasse_attention
+    assert ALL_MASK_ATTENTION_FUNCTIONS["hasse"] is registry.hasse_mask
 
 
 def test_the_mask_reaches_every_layer():

@@ -1,0 +1,218 @@
+"""Generation of whole blocks: one pass a block, for models trained with block two-stream attention."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from ..errors import AttnExtError
+from ..integration.convert import unwrap
+from .block_pass import BlockPasses
+
+DEFAULT = "default"
+
+
+@dataclasses.dataclass
+class BlockOutput:
+    """What :func:`block_generate` made.
+
+    Attributes:
+        sequences: int64 (B, M): each prompt and what follows it, padded on the right.
+        lengths: int64 (B,): real tokens of each.
+        starts: for every pass, int64 (B,): the position of its block's first token.
+        logits: for every pass, (B, block_size, V), as the model gave them.
+    """
+
+    sequences: Tensor
+    lengths: Tensor
+    starts: list[Tensor]
+    logits: list[Tensor]
+
+
+@torch.no_grad()
+def block_generate(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    max_new_tokens: int = 32,
+    tokenizer: Any = None,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+    mask_token_id: int | None = None,
+    eos_token_id: int | Sequence[int] | None | str = DEFAULT,
+    pad_token_id: int | None = None,
+    streamer: Any = None,
+    stopping_criteria: Callable[[Tensor, Any], Any] | None = None,
+    use_cache: bool | None = None,
+    return_logits: bool = False,
+) -> Tensor | BlockOutput:
+    """Continue texts by whole blocks: every pass predicts ``block_size`` tokens, each on its own.
+
+    A model trained with ``starts="boundary"`` knows blocks at multiples of the block size. Where a prompt ends inside a
+    block, that block is predicted from its border, as in training: the prompt's tokens in it are kept, but the rest of
+    the block does not see them. Prompts whose length is a multiple, or ``starts="every"``, have no such seam.
+
+    Decoders cache the keys of the text; encoders, and models with linear layers, compute it anew in every pass.
+
+    Args:
+        model: a language model with the mask ``block_two_stream`` in every layer (:func:`hf_attn_ext.set_mask`).
+        input_ids: int64 (B, n), prompts.
+        attention_mask: (B, n), 1 = real token, padding on either side; None: all real.
+        max_new_tokens: new tokens of each text at most.
+        tokenizer: says mask and padding token where the arguments below and the configuration don't.
+        do_sample: draw each token from its distribution; False takes the likeliest.
+        temperature, top_k, top_p: of the distribution, when drawing.
+        generator: the source of chance.
+        mask_token_id: default: that of the configuration or the tokenizer.
+        eos_token_id: one id or several at which a text ends; default: the generation configuration's; None: none.
+        pad_token_id: what fills up; default: the configuration's or the tokenizer's, else 0.
+        streamer: as ``generate()`` takes it, for one text: gets the prompt, then every block.
+        stopping_criteria: as ``generate()`` takes them: called with the sequences after every block.
+        use_cache: None: where the model can.
+        return_logits: return a :class:`BlockOutput`.
+
+    Returns:
+        int64 (B, M): prompt and continuation, padded on the right.
+
+    Raises:
+        AttnExtError: a model without that mask, no mask token, more tokens than positions, or an argument out of range.
+
+    Example:
+        >>> block_generate(model, tokenizer("Once upon a", return_tensors="pt").input_ids)  # doctest: +SKIP
+    """
+    base = unwrap(model)
+    _check_numbers(max_new_tokens, do_sample, temperature, top_k, top_p)
+    mask_id = _id("mask_token_id", mask_token_id, base, tokenizer)
+    if mask_id is None:
+        raise AttnExtError(
+            f"{type(base).__name__} does not say its mask token: pass mask_token_id or tokenizer, or call "
+            "hf_attn_ext.add_mask_token(model, tokenizer)"
+        )
+    passes = BlockPasses(base, mask_id, use_cache)
+    pad_id = _id("pad_token_id", pad_token_id, base, tokenizer) or 0
+    ends = _ends(base, eos_token_id, input_ids.device)
+    text, lengths = _prompts(input_ids, attention_mask, max_new_tokens + passes.size, pad_id)
+    most = lengths + max_new_tokens
+    if passes.limit is not None and int(most.max()) > passes.limit:
+        raise AttnExtError(
+            f"a prompt of {int(lengths.max())} tokens and {max_new_tokens} new ones need {int(most.max())} positions, "
+            f"but {type(base).__name__} has {passes.limit}; ask for fewer, or call hf_attn_ext.extend_positions"
+        )
+    if streamer is not None:
+        if len(text) > 1:
+            raise AttnExtError(f"a streamer takes one text, got {len(text)}")
+        streamer.put(text[0, : lengths[0]].cpu())
+    start, open_rows = passes.begin(lengths), torch.ones(len(text), dtype=torch.bool, device=text.device)
+    made = BlockOutput(text, lengths, [], [])
+    while open_rows.any():
+        logits = passes.predict(text, start)
+        if return_logits:
+            made.starts.append(start.clone())
+            made.logits.append(logits)
+        chosen = _choose(logits, mask_id, do_sample, temperature, top_k, top_p, generator)
+        before = lengths.clone()
+        _write(text, lengths, most, start, chosen, open_rows, ends)
+        if streamer is not None:
+            streamer.put(text[0, before[0] : lengths[0]].cpu())
+        last = text.gather(1, (lengths - 1).clamp_min(0)[:, None])[:, 0]
+        ended = torch.isin(last, ends) & (lengths > before) if ends is not None else torch.zeros_like(open_rows)
+        open_rows = open_rows & (lengths < most) & ~ended
+        if stopping_criteria is not None:
+            stop = stopping_criteria(text[:, : int(lengths.max())], None)
+            open_rows = open_rows & ~torch.as_tensor(stop, device=text.device)
+        start = start + passes.size
+    if streamer is not None:
+        streamer.end()
+    made.sequences = text[:, : int(lengths.max())]
+    return made if return_logits else made.sequences
+
+
+def _write(
+    text: Tensor, lengths: Tensor, most: Tensor, start: Tensor, chosen: Tensor, open_rows: Tensor, ends: Tensor | None
+) -> None:
+    """Put a block into the texts, in place: what was known stays, and nothing stands behind an end."""
+    size = chosen.shape[1]
+    for row in open_rows.nonzero().flatten().tolist():
+        begin, known, stop = int(start[row]), int(lengths[row]), min(int(start[row]) + size, int(most[row]))
+        new = chosen[row, known - begin : stop - begin]
+        if ends is not None:
+            found = torch.isin(new, ends).nonzero()
+            new = new[: int(found[0]) + 1] if len(found) else new
+        text[row, known : known + len(new)] = new
+        lengths[row] = known + len(new)
+
+
+def _choose(
+    logits: Tensor,
+    mask_id: int,
+    do_sample: bool,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """A token for every place, (B, block_size); never the mask token."""
+    scores = logits.flatten(0, 1).float()
+    scores[:, mask_id] = -torch.inf
+    if not do_sample:
+        return scores.argmax(-1).view(logits.shape[:2])
+    if temperature != 1.0:
+        scores = TemperatureLogitsWarper(temperature)(None, scores)
+    if top_k is not None:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    if top_p is not None and top_p < 1:
+        scores = TopPLogitsWarper(float(top_p))(None, scores)
+    return torch.multinomial(scores.softmax(-1), 1, generator=generator).view(logits.shape[:2])
+
+
+def _prompts(input_ids: Tensor, attention_mask: Tensor | None, room: int, pad_id: int) -> tuple[Tensor, Tensor]:
+    """The real tokens of each row from the left, with room behind them, (B, M); and how many, (B,)."""
+    if input_ids.ndim != 2 or input_ids.is_floating_point():
+        raise AttnExtError(f"input_ids must be whole numbers (batch, tokens), got {tuple(input_ids.shape)}")
+    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    if real.shape != input_ids.shape:
+        raise AttnExtError(f"attention_mask is {tuple(real.shape)}, but input_ids {tuple(input_ids.shape)}")
+    lengths = real.sum(1)
+    order = torch.argsort(real.int(), dim=1, descending=True, stable=True)
+    moved = input_ids.gather(1, order)
+    places = torch.arange(input_ids.shape[1], device=input_ids.device)
+    moved = moved.masked_fill(places >= lengths[:, None], pad_id)
+    return torch.nn.functional.pad(moved, (0, room), value=pad_id).long(), lengths
+
+
+def _ends(model: Any, given: Any, device: torch.device) -> Tensor | None:
+    if given == DEFAULT:
+        given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if given is None:
+        return None
+    return torch.as_tensor(given, device=device).reshape(-1)
+
+
+def _id(name: str, given: int | None, model: Any, tokenizer: Any) -> int | None:
+    for value in (given, getattr(model.config, name, None), getattr(tokenizer, name, None)):
+        if value is not None:
+            return int(value)
+    return None
+
+
+def _check_numbers(
+    max_new_tokens: int, do_sample: bool, temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise AttnExtError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
+    if not do_sample and (temperature != 1.0 or top_k is not None or top_p is not None):
+        raise AttnExtError("temperature, top_k and top_p are for drawing; pass do_sample=True")
+    if not isinstance(temperature, int | float) or not 0 < temperature < float("inf"):
+        raise AttnExtError(f"temperature must be a number above 0, got {temperature!r}")
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
+        raise AttnExtError(f"top_k must be a whole number of at least 1, or None, got {top_k!r}")
+    if top_p is not None and not (isinstance(top_p, int | float) and 0 < top_p <= 1):
+        raise AttnExtError(f"top_p must be above 0 and at most 1, or None, got {top_p!r}")

@@ -1,0 +1,136 @@
+"""One forward pass of block generation: the text since the last pass, then a block of mask tokens.
+
+What each position sees is what its position in training sees (:func:`hf_attn_ext.hasse.masks.block_two_stream`), so the
+logits are those of training. Clean tokens stay in the cache; mask tokens leave it again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ..errors import AttnExtError
+from ..hasse import MaskSpec
+from ..integration import converted_layers, get_mask
+from ..integration.families import attention_modules, is_causal
+from ..integration.mask_call import given_mask
+from ..integration.positions import position_table
+
+_CACHES = ("cache", "past_key_values")  # 5.24 names it ``cache``
+
+
+class BlockPasses:
+    """The passes of one generation.
+
+    Args:
+        model: every layer under one ``block_two_stream`` mask; linear layers run in its order, without a cache.
+        mask_id: the id of the mask token.
+        use_cache: keep keys and values of clean tokens; None: where the model can.
+
+    Raises:
+        AttnExtError: another mask, or a cache asked of a model that has none.
+    """
+
+    def __init__(self, model: Any, mask_id: int, use_cache: bool | None = None) -> None:
+        self.model, self.mask_id = model, mask_id
+        options = block_options(model)
+        self.size = options["block_size"]
+        self.whole_blocks = options.get("context") == "block"
+        self.every = options.get("starts") == "every"
+        table = position_table(model)
+        self.limit, self.first = (None, 0) if table is None else table
+        parameters = inspect.signature(model.forward).parameters
+        name = next((name for name in _CACHES if name in parameters), None)
+        able = name is not None and not converted_layers(model)
+        able = able and all(is_causal(module) for _, module in attention_modules(model))
+        if use_cache and not able:
+            raise AttnExtError(f"{type(model).__name__} has no cache of keys for every layer; leave use_cache out")
+        self.cache_name = name if able and use_cache is not False else None
+        self.keeps_logits = "logits_to_keep" in parameters
+        self.cache: Any = None
+        self.known: tuple[Tensor, Tensor] | None = None  # positions and truth of the keys in the cache
+
+    def begin(self, lengths: Tensor) -> Tensor:
+        """Where the first block of each text starts, (B,): at its end, or at the border of its begun block."""
+        return lengths.clone() if self.every else lengths // self.size * self.size
+
+    def predict(self, text: Tensor, start: Tensor) -> Tensor:
+        """Predict the block that starts at ``start``.
+
+        Args:
+            text: int64 (B, M); what stands before ``start`` is used, all of it or, with a cache, what is new.
+            start: int64 (B,); with a cache, one block after that of the pass before.
+
+        Returns:
+            Logits (B, block_size, V).
+        """
+        batch, device = len(text), text.device
+        done = None if self.known is None else start - self.size
+        width = int(start.max()) if done is None else self.size
+        clean_at = torch.arange(width, device=device).expand(batch, -1) + (0 if done is None else done[:, None])
+        clean_real = clean_at < start[:, None]
+        masks_at = start[:, None] + torch.arange(self.size, device=device)
+        masks_real = torch.ones_like(masks_at, dtype=torch.bool) if self.limit is None else masks_at < self.limit
+        old_at, old_real = clean_at[:, :0], clean_real[:, :0]
+        if self.known is not None:
+            old_at, old_real = self.known
+        keys_at = torch.cat([old_at, clean_at], 1)
+        keys_real = torch.cat([old_real, clean_real], 1)
+        mask = self._mask(clean_at, keys_at, keys_real, start, masks_real)
+        clean = text.gather(1, clean_at.clamp_max(text.shape[1] - 1)) if width else text[:, :0]
+        ids = torch.cat([clean, clean.new_full((batch, self.size), self.mask_id)], 1)
+        positions = torch.cat([clean_at, masks_at], 1)
+        if self.limit is not None:
+            positions = positions.clamp_max(self.limit - 1)
+        inputs: dict[str, Any] = {
+            "input_ids": ids,
+            "position_ids": positions + self.first,
+            "attention_mask": torch.ones(batch, mask.shape[2], dtype=torch.int64, device=device),
+        }
+        if self.keeps_logits:
+            inputs["logits_to_keep"] = self.size
+        if self.cache_name is not None:
+            if self.cache is None:
+                self.cache = DynamicCache(config=self.model.config)
+            inputs |= {self.cache_name: self.cache, "use_cache": True}
+        elif any(is_causal(module) for _, module in attention_modules(self.model)):
+            inputs["use_cache"] = False
+        with given_mask(mask, positions):
+            logits = self.model(**inputs).logits[:, -self.size :]
+        if self.cache_name is not None:
+            self.cache.crop(-self.size)
+            self.known = keys_at, keys_real
+        return logits
+
+    def _mask(self, clean_at: Tensor, keys_at: Tensor, keys_real: Tensor, start: Tensor, masks_real: Tensor) -> Tensor:
+        """What the clean tokens and then the mask tokens of this pass see, bool (B, Nq, Nk)."""
+        if self.whole_blocks:
+            past = keys_at[:, None] // self.size <= clean_at[:, :, None] // self.size
+        else:
+            past = keys_at[:, None] <= clean_at[:, :, None]
+        size = self.size
+        of_clean = torch.nn.functional.pad(past & keys_real[:, None], (0, size))
+        before = (keys_real & (keys_at < start[:, None]))[:, None].expand(-1, size, -1)
+        of_masks = torch.cat([before, masks_real[:, None].expand(-1, size, -1)], 2)
+        return torch.cat([of_clean, of_masks], 1)
+
+
+def block_options(model: Any) -> dict[str, Any]:
+    """The options of the one ``block_two_stream`` mask that every layer of a model has.
+
+    Raises:
+        AttnExtError: another mask, or none.
+    """
+    name = type(model).__name__
+    found = get_mask(model)
+    kinds = [(one.name, dict(one.options)) if isinstance(one, MaskSpec) else one for one in found or [None]]
+    if not all(isinstance(kind, tuple) and kind[0] == "block_two_stream" and kind == kinds[0] for kind in kinds):
+        raise AttnExtError(
+            f"block_generate needs the one mask 'block_two_stream' in every layer of {name}, which it is trained with; "
+            "call hf_attn_ext.set_mask(model, 'block_two_stream', block_size=...)"
+        )
+    return kinds[0][1]

@@ -1,0 +1,68 @@
+"""A mask of ``set_mask`` as a linear layer takes it: causal, everything, or an order."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import AttnExtError
+from ..hasse import MaskSpec, information_flow
+from .cache import KernelStateLayer
+from .mask_call import MaskCall
+from .mask_settings import Recipe
+
+
+def order_of(
+    call: MaskCall, module: nn.Module, causal: bool, key: Tensor, layer: KernelStateLayer | None
+) -> tuple[bool, MaskSpec | list[MaskSpec] | None, Tensor | None]:
+    """What a mask is to a linear layer: whether it is causal, else its order; and the padding mask.
+
+    Raises:
+        AttnExtError: a cache, and an order that is not the causal one.
+    """
+    mask = call.layer(module)
+    padding = call.padding
+    if mask is None:
+        return causal, None, padding
+    check_linear_mask(mask, getattr(module, "layer_idx", 0))
+    given = call.given is not None
+    kind = "other" if given or (mask.fixed and call.q_offset) else mask.kind(call.stop)
+    if layer is not None and kind != "causal":
+        raise AttnExtError(
+            f"a linear layer keeps a state, which has no order but the causal one, and the mask is {mask.title}; pass "
+            "use_cache=False"
+        )
+    if given:
+        return False, call.given_orders(), None
+    if kind == "other":
+        return False, mask.of_length(key.shape[2]), padding
+    return kind == "causal", None, padding
+
+
+def dense_order(order: MaskSpec | list[MaskSpec], device: torch.device) -> Tensor:
+    """What the rows of a linear layer see by its order, themselves included: bool (N, N), or (B, N, N)."""
+    if isinstance(order, list):
+        return torch.stack([dense_order(one, device) for one in order])
+    return (order.dense() | torch.eye(len(order), dtype=torch.bool)).to(device)
+
+
+@functools.lru_cache(maxsize=64)
+def check_linear_mask(layer: Recipe | tuple[Recipe, ...] | None, number: int) -> None:
+    """Raise :class:`AttnExtError` unless a linear layer can honour the mask."""
+    if isinstance(layer, tuple):
+        raise AttnExtError(
+            f"layer {number} is linear, and linear attention has one mask for all heads; give the layer one, or leave "
+            "it softmax (convert with layers=...)"
+        )
+    for spec in [] if layer is None else layer.examples():
+        mask = spec.dense() | torch.eye(len(spec), dtype=torch.bool)
+        missing = (information_flow(spec) & ~mask).nonzero()
+        if len(missing):
+            row, column = missing[0].tolist()
+            raise AttnExtError(
+                f"layer {number} is linear, and the mask {layer.title} is not dense: {spec.names[row]} is reached by "
+                f"{spec.names[column]} without seeing it, here with {len(spec)} positions; densify it (MaskSpec."
+                "from_mask(information_flow(spec))), or leave the layer softmax (convert with layers=...)"
+            )

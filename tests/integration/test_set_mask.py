@@ -1,0 +1,515 @@
+"""Masks of hf_attn_ext.hasse in models of every family: exact, padded, on every backend, saved, refused."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import peft
+import pytest
+import tiny
+import torch
+from transformers import (
+    AlbertConfig,
+    AlbertModel,
+    AutoModel,
+    AutoModelForCausalLM,
+    BertForMaskedLM,
+    BertModel,
+    DistilBertModel,
+    ElectraModel,
+    GPT2LMHeadModel,
+    GPTNeoXForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    RobertaModel,
+    XLMRobertaModel,
+    XLNetConfig,
+    XLNetModel,
+)
+
+import hf_attn_ext as hax
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse import MaskSpec, masks
+from hf_attn_ext.integration.mask_settings import FIELD, Recipe, check_growth, dense
+
+ENCODERS = [BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, ElectraModel]
+DECODERS = [
+    GPT2LMHeadModel, GPTNeoXForCausalLM, LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, MistralForCausalLM,
+]  # fmt: skip
+BACKENDS = ["sdpa", "eager", "flex"]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Two layers are too few for most masks, which is warned of and tested once."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="set_mask on")
+        yield
+
+
+def first(output):
+    return tiny.logits_of(output)[0]
+
+
+def stock_mask(cls):
+    return "causal" if cls in DECODERS else "bidirectional"
+
+
+def no_cache(cls):
+    return {"use_cache": False} if cls in DECODERS else {}
+
+
+@pytest.mark.parametrize("cls", ENCODERS + DECODERS)
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("padded", [False, True])
+@torch.no_grad()
+def test_the_stock_pattern_as_a_mask_gives_the_stock_numbers(cls, implementation, padded):
+    stock, masked = tiny.tiny_model(cls), tiny.tiny_model(cls)
+    stock.set_attn_implementation(implementation)
+    hax.set_mask(masked, stock_mask(cls), backend=implementation)
+    batch = tiny.inputs(padded=padded)
+    assert torch.equal(first(stock(**batch)), first(masked(**batch)))
+    without = {"input_ids": batch["input_ids"]}
+    assert torch.equal(first(stock(**without)), first(masked(**without)))
+    one = {name: x[-1:] for name, x in batch.items()}
+    assert torch.equal(first(stock(**one)), first(masked(**one)))
+    fixed = hax.set_mask(masked, masks.make_mask(stock_mask(cls), n=7), backend=implementation)
+    assert torch.equal(first(stock(**batch)), first(fixed(**batch)))
+
+
+@torch.no_grad()
+def test_an_upcasting_gpt_2_is_that_gpt_2():
+    stock = tiny.tiny_model(GPT2LMHeadModel, reorder_and_upcast_attn=True).to(torch.bfloat16)
+    stock.set_attn_implementation("eager")
+    expected = stock(**tiny.inputs()).logits
+    assert torch.equal(hax.set_mask(stock, "causal", backend="eager")(**tiny.inputs()).logits, expected)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("cls", [GPT2LMHeadModel, Qwen3ForCausalLM])
+@torch.no_grad()
+def test_left_padding_changes_no_real_token(cls, implementation):
+    stock, masked = tiny.tiny_model(cls), hax.set_mask(tiny.tiny_model(cls), "causal", backend=implementation)
+    stock.set_attn_implementation(implementation)
+    batch = {name: x.flip(-1) for name, x in tiny.inputs().items()}
+    real = batch["attention_mask"].bool()
+    assert torch.equal(stock(**batch).logits[real], masked(**batch).logits[real])
+    assert masked(**batch).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("cls", [BertModel, DistilBertModel, GPT2LMHeadModel, LlamaForCausalLM])
+@torch.no_grad()
+def test_any_mask_is_the_host_s_own_4d_mask(cls):
+    spec = masks.butterfly(4)
+    masked = hax.set_mask(tiny.tiny_model(cls), spec)
+    stock = tiny.tiny_model(cls)
+    ids = tiny.inputs(length=10, padded=False)["input_ids"]
+    allowed = spec.dense()[None, None].expand(3, 1, 10, 10)
+    expected = first(stock(input_ids=ids, attention_mask=allowed, **no_cache(cls)))
+    assert torch.equal(expected, first(masked(input_ids=ids, attention_mask=torch.ones_like(ids), **no_cache(cls))))
+
+
+@pytest.mark.parametrize("cls", [BertModel, GPT2LMHeadModel, LlamaForCausalLM])
+@pytest.mark.parametrize("name, options", [("butterfly", {}), ("block_diffusion", {"b": 2}), ("causal", {})])
+def test_backends_agree_padding_batch_of_one_and_rows_without_a_key_included(cls, name, options):
+    batch = tiny.inputs(length=10)
+    batch["attention_mask"][1, :4] = 0  # some rows see nothing real
+    batch["attention_mask"][2] = 0
+    outputs = {}
+    for backend in BACKENDS:
+        model = hax.set_mask(tiny.tiny_model(cls).double(), name, backend=backend, **options)
+        with torch.no_grad():
+            whole = first(model(**batch, **no_cache(cls)))
+            for row in range(3):
+                one = {key: x[row : row + 1] for key, x in batch.items()}
+                torch.testing.assert_close(first(model(**one, **no_cache(cls)))[0], whole[row])
+            outputs[backend] = whole
+            bare = first(model(input_ids=batch["input_ids"], **no_cache(cls)))
+            ones = torch.ones_like(batch["input_ids"])
+            torch.testing.assert_close(
+                bare, first(model(input_ids=batch["input_ids"], attention_mask=ones, **no_cache(cls)))
+            )
+            boolean = {**batch, "attention_mask": batch["attention_mask"].bool()}
+            floats = {**batch, "attention_mask": batch["attention_mask"].float()}
+            assert torch.equal(first(model(**boolean, **no_cache(cls))), whole)
+            assert torch.equal(first(model(**floats, **no_cache(cls))), whole)
+        assert whole.isfinite().all()
+        if backend == "flex":
+            with pytest.raises(AttnExtError, match="no backward on the CPU.*sdpa"):
+                model(**batch, **no_cache(cls))
+            continue
+        first(model(**batch, **no_cache(cls))).square().sum().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        assert gradients and all(gradient.isfinite().all() for gradient in gradients)
+    torch.testing.assert_close(outputs["flex"], outputs["sdpa"])
+    # Llama's own eager attention takes its softmax in float32
+    bounds = {"rtol": 1e-3, "atol": 1e-5} if cls is LlamaForCausalLM else {}
+    torch.testing.assert_close(outputs["eager"], outputs["sdpa"], **bounds)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_that_sees_no_real_key_sees_itself(backend):
+    model = hax.set_mask(tiny.tiny_model(BertModel), "causal", backend=backend).double()
+    spec = masks.causal(5).dense()
+    padding = torch.tensor([[0, 0, 1, 1, 0]])
+    by_hand = (spec & padding.bool()[0]) | torch.eye(5, dtype=torch.bool) & (padding[0] == 0)[:, None]
+    by_hand[4] = torch.tensor([0, 0, 1, 1, 0]).bool()  # row 4 is padding, but sees real keys
+    stock = tiny.tiny_model(BertModel).double()
+    ids = tiny.inputs(batch=1, length=5, padded=False)["input_ids"]
+    with torch.no_grad():
+        expected = stock(input_ids=ids, attention_mask=by_hand[None, None]).last_hidden_state
+        found = model(input_ids=ids, attention_mask=padding).last_hidden_state
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mask_with_an_empty_row_is_warned_of_and_the_row_sees_itself(backend):
+    matrix = masks.causal(4).dense()
+    matrix[2] = False
+    model = tiny.tiny_model(BertModel).double()
+    with pytest.warns(UserWarning, match="attends to nothing.*see itself"):
+        hax.set_mask(model, MaskSpec.from_mask(matrix), backend=backend)
+    ids = tiny.inputs(batch=2, length=4, padded=False)["input_ids"]
+    mended = matrix.clone()
+    mended[2, 2] = True
+    with torch.no_grad():
+        expected = hax.set_mask(tiny.tiny_model(BertModel).double(), MaskSpec.from_mask(mended))(input_ids=ids)
+        torch.testing.assert_close(model(input_ids=ids).last_hidden_state, expected.last_hidden_state)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cls", [DistilBertModel, LlamaForCausalLM])
+@torch.no_grad()
+def test_a_mask_a_layer_and_a_mask_a_head(cls, backend):
+    """Against one head or one layer at a time: what the head sees is all that matters to its output."""
+    batch = tiny.inputs(length=8)
+    one, two = "causal", ("sliding_window", {"w": 2})
+    options = {"backend": backend, "allow_leaks": True}
+
+    def weights(**kinds):
+        model = hax.set_mask(tiny.tiny_model(cls).double(), **kinds, **options)
+        return model(**batch, output_attentions=True, **no_cache(cls)).attentions
+
+    layers = weights(spec_or_name=one, per_layer={1: two})
+    assert torch.equal(layers[0], weights(spec_or_name=one)[0])
+    seen = layers[1][0, 0] > 0
+    assert torch.equal(seen, masks.sliding_window(8, 2).dense())
+    heads = weights(per_head=[one, two])
+    assert torch.equal(heads[0][:, 0], weights(spec_or_name=one)[0][:, 0])
+    assert torch.equal(heads[0][:, 1], weights(spec_or_name="sliding_window", w=2)[0][:, 1])
+    model = hax.set_mask(tiny.tiny_model(cls).double(), per_head={1: [one, two]}, **options)
+    stock = tiny.tiny_model(cls).double()
+    found = model(**batch, output_hidden_states=True, **no_cache(cls)).hidden_states
+    expected = stock(**batch, output_hidden_states=True, **no_cache(cls)).hidden_states
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-5)  # layer 0 keeps its own pattern
+    assert (found[2] - expected[2]).abs().max() > 1e-4
+    by_weights = model(**batch, output_attentions=True, **no_cache(cls))
+    torch.testing.assert_close(first(by_weights), first(model(**batch, **no_cache(cls))), rtol=1e-3, atol=1e-5)
+
+
+def test_by_name_the_mask_has_the_length_of_the_call():
+    model = hax.set_mask(tiny.tiny_model(BertForMaskedLM), "butterfly")
+    for n in (2, 5, 9):
+        output = model(**tiny.inputs(length=3 * n - 2, padded=False), output_attentions=True).attentions[0]
+        assert torch.equal(output[0, 0] > 0, masks.butterfly(n).dense())
+    with pytest.raises(
+        AttnExtError, match=r"no n gives the mask 'butterfly' 8 positions \(n=3 gives 7, n=4 gives 10\)"
+    ):
+        model(**tiny.inputs(length=8))
+    hax.set_mask(model, "block_two_stream", block_size=3)
+    assert model(**tiny.inputs(length=12)).logits.shape[1] == 12
+    with pytest.raises(AttnExtError, match="no n gives.*7 positions"):
+        model(**tiny.inputs(length=7))
+    hax.set_mask(model, "block_two_stream", block_size=3, starts="every")
+    weights = model(**tiny.inputs(length=18, padded=False), output_attentions=True).attentions[0]
+    assert torch.equal(weights[0, 0] > 0, masks.block_two_stream(6, 3, starts="every").dense())
+    hax.set_mask(model, "sliding_window", w=6)
+    assert model(**tiny.inputs(length=4, padded=False)).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 12])
+def test_every_length_of_every_mask_is_found(n):
+    cases = [
+        ("causal", {}), ("bidirectional", {}), ("butterfly", {}), ("block_diffusion", {"b": 1}),
+        ("block_two_stream", {"block_size": 1}), ("prefix_lm", {"p": 1}), ("masked_autoencoder", {"visible": [0]}),
+        ("block_two_stream", {"block_size": min(n, 3), "starts": "every"}),
+    ]  # fmt: skip
+    for name, options in cases:
+        spec = masks.make_mask(name, n=n, **options)
+        found = Recipe.by_name(name, options).of_length(len(spec))
+        assert torch.equal(found.dense(), spec.dense())
+
+
+def test_nested_masks_are_nested():
+    for name, options in (("causal", {}), ("prefix_lm", {"p": 3}), ("sliding_window", {"w": 4})):
+        recipe = Recipe.by_name(name, options)
+        for before in range(3, 9):
+            for after in range(before + 1, 12):
+                check_growth(recipe.text, before, after)
+                expected = dense(recipe.text, after, "cpu")[before:]
+                assert torch.equal(recipe.rows(before, after, "cpu"), expected)
+
+
+@pytest.mark.parametrize("cls", DECODERS)
+@pytest.mark.parametrize("name, options", [("causal", {}), ("sliding_window", {"w": 3}), ("prefix_lm", {"p": 4})])
+def test_generation_with_the_cache_is_generation_without(cls, name, options):
+    model = hax.set_mask(tiny.tiny_model(cls), name, **options)
+    batch = {key: x.flip(-1) for key, x in tiny.inputs().items()}
+    asked = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    for more in ({}, {"num_beams": 3}):
+        cached = model.generate(**batch, **asked, **more)
+        assert torch.equal(cached, model.generate(**batch, **asked, **more, use_cache=False))
+    if name == "causal":
+        assert torch.equal(cached, tiny.tiny_model(cls).generate(**batch, **asked, **more))
+
+
+def test_generation_with_a_cache_of_fixed_size():
+    model = hax.set_mask(tiny.tiny_model(LlamaForCausalLM), "sliding_window", w=3)
+    asked = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    dynamic = model.generate(**tiny.inputs(padded=False), **asked)
+    static = model.generate(**tiny.inputs(padded=False), **asked, cache_implementation="static", disable_compile=True)
+    assert torch.equal(static, dynamic)
+
+
+@pytest.mark.parametrize(
+    "mask, options, words",
+    [
+        ("bidirectional", {}, r"'bidirectional' is not safe with a cache: position 0 .* sees the later 7"),
+        ("prefix_lm", {"p": 9}, "p must be a whole number from 0 to 7"),
+        ("butterfly", {}, "'butterfly' is not safe with a cache"),
+        (masks.causal(9), {}, r"'causal' \(n=9\) is for 9 positions, but the call has 7"),
+        (masks.causal(7), {}, "cannot grow with a cache, which holds 7 and gets 1 more; pass use_cache=False"),
+    ],
+)
+def test_generation_that_cannot_be_right_is_refused(mask, options, words):
+    model = hax.set_mask(tiny.tiny_model(GPT2LMHeadModel), mask, **options)
+    with pytest.raises(AttnExtError, match=words) as error:
+        model.generate(**tiny.inputs(padded=False), max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert "\n" not in str(error.value)
+
+
+@torch.no_grad()
+def test_save_and_open(tmp_path):
+    matrix = torch.rand(7, 7, generator=torch.Generator().manual_seed(0)) > 0.5
+    matrix |= torch.eye(7, dtype=torch.bool)
+    own = MaskSpec.from_mask(matrix, labels={0: 6}, inputs=[("mask", i) for i in range(7)])
+    for mask in ("causal", own, masks.document([3, 4])):
+        model = tiny.tiny_model(GPT2LMHeadModel)
+        hax.set_mask(model, mask, per_layer={1: ("sliding_window", {"w": 2})}, allow_leaks=True)
+        model.save_pretrained(tmp_path / "model")
+        opened = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="hasse")
+        batch = tiny.inputs()
+        assert torch.equal(opened(**batch).logits, model(**batch).logits)
+        assert getattr(opened.config, FIELD) == getattr(model.config, FIELD)
+    found = hax.get_mask(hax.set_mask(opened, own))[0]
+    assert torch.equal(found.dense(), matrix) and found.inputs == own.inputs and found.labels == {0: 6}
+    assert hax.get_mask(hax.set_mask(opened, "sliding_window", w=3)) == [("sliding_window", {"w": 3})] * 2
+    assert isinstance(hax.get_mask(hax.set_mask(opened, masks.document([3, 4])))[0], MaskSpec)
+
+
+def test_without_a_mask_there_is_no_silent_full_one(tmp_path):
+    model = tiny.tiny_model(BertModel)
+    model.set_attn_implementation("hasse")
+    with pytest.raises(AttnExtError, match="no mask is set.*set_mask"):
+        model(**tiny.inputs())
+    hax.set_mask(model, "causal")
+    model(**tiny.inputs())
+    with pytest.raises(AttnExtError, match=r"\(3, 1, 7, 7\).*padding mask"):
+        model(input_ids=tiny.inputs()["input_ids"], attention_mask=torch.ones(3, 1, 7, 7, dtype=torch.bool))
+    setattr(model.config, FIELD, {"backend": "sdpa", "masks": [], "layers": [3]})
+    with pytest.raises(AttnExtError, match="attn_ext_mask is broken.*anew"):
+        model(**tiny.inputs())
+
+
+@pytest.mark.parametrize("before", ["sdpa", "eager"])
+@torch.no_grad()
+def test_removing_brings_the_stock_model_back(before):
+    model, batch = tiny.tiny_model(BertModel), tiny.inputs()
+    model.set_attn_implementation(before)
+    expected = model(**batch).last_hidden_state
+    hax.set_mask(model, "causal")
+    hax.set_mask(model, "sliding_window", w=2)
+    assert not torch.equal(model(**batch).last_hidden_state, expected)
+    assert hax.set_mask(model, None) is model
+    assert model.config._attn_implementation == before and not hasattr(model.config, FIELD)
+    assert torch.equal(model(**batch).last_hidden_state, expected)
+
+
+def test_a_configuration_shared_with_another_model_is_left_alone():
+    config = tiny.tiny_config("bert")
+    one, two = BertModel(config), BertModel(config)
+    hax.set_mask(one, "causal")
+    assert not hasattr(two.config, FIELD) and two.config._attn_implementation == "sdpa"
+
+
+def test_depth_is_a_warning_and_a_leak_an_error():
+    model = tiny.tiny_model(BertModel)
+    with pytest.warns(UserWarning, match="after 4 layers .* the model has 2 layers"):
+        hax.set_mask(model, masks.sliding_window(9, 3))
+    with pytest.warns(UserWarning, match=r"the model has 2 layers \(looked at with 24 positions\)"):
+        hax.set_mask(model, "sliding_window", w=3)
+    leaking = MaskSpec.from_mask([[1, 1], [1, 1]], labels={0: 1})
+    with pytest.raises(AttnExtError, match="target leak.*allow_leaks=True"):
+        hax.set_mask(model, leaking)
+    assert hax.get_mask(model) == [("sliding_window", {"w": 3})] * 2
+    with pytest.warns(UserWarning, match="target leak"):
+        hax.set_mask(model, leaking, allow_leaks=True)
+    # each alone is clean; together a prediction reaches its token in two steps
+    with pytest.raises(AttnExtError, match="all layers and heads together"):
+        hax.set_mask(model, "butterfly", per_layer={0: "bidirectional"})
+
+
+def test_positions_must_suffice():
+    model = tiny.tiny_model(RobertaModel)  # 40 rows, of which 39 hold positions
+    hax.set_mask(model, masks.butterfly(39))
+    with pytest.raises(AttnExtError, match="needs 40 positions, but RobertaModel has 39.*extend_positions"):
+        hax.set_mask(model, masks.butterfly(40))
+    hax.set_mask(tiny.tiny_model(LlamaForCausalLM), masks.butterfly(60))
+
+
+def test_packed_texts_are_not_taken_for_one():
+    model = hax.set_mask(tiny.tiny_model(GPT2LMHeadModel), "causal")
+    ids, positions = tiny.inputs(padded=False)["input_ids"], torch.tensor([[0, 1, 2, 0, 1, 2, 3]]).expand(3, -1)
+    with pytest.raises(AttnExtError, match="position_ids start again.*'document'"):
+        model(input_ids=ids, position_ids=positions, use_cache=False)
+    stock = tiny.tiny_model(GPT2LMHeadModel)
+    expected = stock(input_ids=ids, position_ids=positions, use_cache=False).logits
+    hax.set_mask(model, masks.document([3, 4]))
+    assert torch.equal(model(input_ids=ids, position_ids=positions, use_cache=False).logits, expected)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda m: hax.set_mask(m, "causl"), "unknown mask 'causl'. Did you mean 'causal'"),
+        (lambda m: hax.set_mask(m, "sliding_window", width=2), "no option 'width'"),
+        (lambda m: hax.set_mask(m, "sliding_window"), "needs the option 'w'"),
+        (lambda m: hax.set_mask(m, "sliding_window", w="x"), "w must be a whole number"),
+        (lambda m: hax.set_mask(m, "causal", backend="flash"), "backend must be one of sdpa, eager, flex, got 'flash'"),
+        (lambda m: hax.set_mask(m, masks.causal(4), w=2), "options .* go with the name"),
+        (lambda m: hax.set_mask(m, torch.ones(4, 4)), "MaskSpec.from_mask"),
+        (lambda m: hax.set_mask(m, per_layer={2: "causal"}), "layer 2 is not one of 0 to 1"),
+        (lambda m: hax.set_mask(m, per_layer=["causal"]), "a list of 2"),
+        (lambda m: hax.set_mask(m, per_layer=[None, None]), "no layer is given a mask"),
+        (lambda m: hax.set_mask(m, per_head=["causal"]), "1 masks for layer 0, which has 2 heads"),
+        (lambda m: hax.set_mask(m, per_head=["causal", None]), "no mask for head 1"),
+        (lambda m: hax.set_mask(m, masks.causal(4), per_layer={0: masks.causal(5)}), "no length in common"),
+        (lambda m: hax.set_mask("bert", "causal"), "needs a transformers model, got str"),
+        (lambda m: hax.set_mask(XLNetModel(XLNetConfig(d_model=8, n_layer=1, n_head=2, d_inner=8)), "causal"),
+         r"XLNetModel .*does not use the attention interface.*supported: bert, roberta"),
+        (lambda m: hax.set_mask(tiny.tiny_model(MistralForCausalLM, sliding_window=4), "causal"), "sliding window"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(call, words):
+    model = tiny.tiny_model(BertModel)
+    with pytest.raises(AttnExtError, match=words) as error:
+        call(model)
+    assert "\n" not in str(error.value)
+    assert not hasattr(model.config, FIELD) and model.config._attn_implementation == "sdpa"
+
+
+def test_a_mask_too_large_for_the_configuration_is_refused():
+    matrix = torch.rand(900, 900, generator=torch.Generator().manual_seed(0)) > 0.5
+    with pytest.raises(AttnExtError, match="characters in config.json.*register_mask"):
+        hax.set_mask(tiny.tiny_model(LlamaForCausalLM), MaskSpec.from_mask(matrix | torch.eye(900, dtype=torch.bool)))
+
+
+def test_a_model_outside_the_table_is_warned_of():
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 3}
+    model = AlbertModel(AlbertConfig(vocab_size=40, **sizes)).eval()  # one module, three layers
+    with pytest.warns(UserWarning, match="AlbertModel is untested with masks"):
+        hax.set_mask(model, "butterfly")
+    weights = model(**tiny.inputs(length=10, padded=False), output_attentions=True).attentions
+    assert all(torch.equal(one[0, 0] > 0, masks.butterfly(4).dense()) for one in weights)
+    with pytest.warns(UserWarning, match="the model has 3 layers"):
+        hax.set_mask(model, "sliding_window", w=3)
+
+
+def test_flex_says_what_it_has_not():
+    model = hax.set_mask(tiny.tiny_model(BertModel, attention_probs_dropout_prob=0.1), "causal", backend="flex")
+    with pytest.raises(AttnExtError, match="no attention dropout"), torch.no_grad():
+        model.train()(**tiny.inputs())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_numbers_are_the_same_also_when_mask_or_length_change():
+    model = hax.set_mask(tiny.tiny_model(BertModel), "butterfly")
+    compiled = torch.compile(model, backend="aot_eager")
+    for name, length in (("butterfly", 10), ("butterfly", 13), ("causal", 13)):
+        hax.set_mask(model, name)
+        batch = tiny.inputs(length=length)
+        torch.testing.assert_close(first(compiled(**batch)), first(model(**batch)))
+    first(compiled(**batch)).sum().backward()
+
+
+READER = """
+import sys
+import torch
+from transformers import AutoModel
+import hf_attn_ext as hax
+model = AutoModel.from_pretrained(sys.argv[1], attn_implementation="hasse")
+saved = torch.load(sys.argv[1] + "/saved.pt")
+assert torch.equal(model(**saved["batch"]).last_hidden_state, saved["output"])
+print(hax.get_mask(model)[0])
+"""
+
+
+@torch.no_grad()
+def test_another_process_finds_the_mask(tmp_path):
+    model, batch = tiny.tiny_model(RobertaModel), tiny.inputs(length=10)
+    tiny_folder = tmp_path / "model"
+    hax.set_mask(model, "butterfly", per_layer={1: ("block_diffusion", {"b": 5})}, allow_leaks=True)
+    model.save_pretrained(tiny_folder)
+    reread = AutoModel.from_pretrained(tiny_folder, attn_implementation="hasse")  # as aligned in memory as there
+    torch.save({"batch": batch, "output": reread(**batch).last_hidden_state}, tiny_folder / "saved.pt")
+    torch.testing.assert_close(reread(**batch).last_hidden_state, model(**batch).last_hidden_state)
+    found = subprocess.run(
+        [sys.executable, "-c", READER, str(tiny_folder)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1"},
+    )
+    assert found.stdout.strip() == "('butterfly', {})", found.stderr
+
+
+def test_masks_first_met_in_inference_mode_serve_training_later():
+    model, batch = tiny.tiny_model(BertModel), tiny.inputs(length=11)
+    hax.set_mask(model, masks.document([5, 6]))
+    with torch.inference_mode():
+        model(**batch)
+    model(**batch).last_hidden_state.sum().backward()
+
+
+def test_lora_trains_under_the_mask():
+    model = tiny.tiny_model(GPT2LMHeadModel)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True))
+    hax.set_mask(adapted, "butterfly")
+    batch = tiny.inputs(length=10)
+    expected = hax.set_mask(tiny.tiny_model(GPT2LMHeadModel), "butterfly")(**batch, use_cache=False).logits
+    output = adapted(**batch, use_cache=False, labels=batch["input_ids"])
+    torch.testing.assert_close(output.logits, expected)
+    output.loss.backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in adapted.parameters())
+    assert hax.get_mask(adapted) == [("butterfly", {})] * 2
+
+
+def test_checkpointing_and_half_precision():
+    model = hax.set_mask(tiny.tiny_model(GPT2LMHeadModel), "butterfly").train()
+    batch = tiny.inputs(length=10)
+    torch.manual_seed(0)
+    model(**batch, use_cache=False, labels=batch["input_ids"]).loss.backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    torch.manual_seed(0)
+    model(**batch, use_cache=False, labels=batch["input_ids"]).loss.backward()
+    for found, wanted in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(found.grad, wanted)
+    for backend in BACKENDS:
+        half = hax.set_mask(tiny.tiny_model(BertModel).to(torch.bfloat16), "butterfly", backend=backend)
+        with torch.no_grad():
+            assert half(**batch).last_hidden_state.isfinite().all()

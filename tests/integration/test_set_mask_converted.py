@@ -1,0 +1,170 @@
+"""Masks in converted models: linear layers run in the mask's order, softmax layers under the mask."""
+
+import warnings
+
+import pytest
+import tiny
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, BertModel, GPT2LMHeadModel, LlamaForCausalLM
+
+import hf_attn_ext as hax
+from hf_attn_ext.attention import linear_attention, naive_attention
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse import MaskSpec, information_flow, masks
+from hf_attn_ext.integration import registry
+from hf_attn_ext.integration.mask_settings import FIELD
+
+CLASSES = [BertModel, GPT2LMHeadModel, LlamaForCausalLM]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="set_mask on")
+        yield
+
+
+@pytest.fixture
+def dense_orders(monkeypatch):
+    """linear_attention whose orders are computed densely; records the orders that it was given."""
+    seen = []
+
+    def attend(q, k, v, feature_map, causal=False, key_padding_mask=None, order=None, scaling=None, dropout_p=0.0):
+        seen.append(order)
+        if order is None:
+            return linear_attention(q, k, v, feature_map, causal, key_padding_mask, scaling=scaling)
+        assert not causal and isinstance(order, MaskSpec) and len(order) == q.shape[2]
+        return naive_attention(q, k, v, feature_map, False, key_padding_mask, order.dense(), scaling)
+
+    monkeypatch.setattr(registry, "linear_attention", attend)
+    return seen
+
+
+def first(output):
+    return tiny.logits_of(output)[0]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("layers", [None, [1]], ids=["all", "hybrid"])
+@torch.no_grad()
+def test_the_own_pattern_as_a_mask_changes_nothing(cls, layers):
+    model = hax.convert(tiny.tiny_model(cls), tiny.KERNEL, layers=layers)
+    for batch in (tiny.inputs(), tiny.inputs(padded=False)):
+        expected = first(model(**batch))
+        hax.set_mask(model, "bidirectional" if cls is BertModel else "causal")
+        real = batch["attention_mask"].bool()
+        torch.testing.assert_close(first(model(**batch))[real], expected[real], rtol=1e-4, atol=1e-5)
+        hax.set_mask(model, None)
+        assert torch.equal(first(model(**batch)), expected)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("layers", [None, [1]], ids=["all", "hybrid"])
+@torch.no_grad()
+def test_linear_layers_get_the_order_and_softmax_layers_the_mask(cls, layers, dense_orders):
+    model = hax.set_mask(hax.convert(tiny.tiny_model(cls).double(), tiny.KERNEL, layers=layers), "butterfly")
+    batch = tiny.inputs(length=10)
+    output = first(model(**batch))
+    assert [order.title for order in dense_orders] == ["butterfly(n=4)"] * (1 if layers else 2)
+    spec = masks.butterfly(4)
+    if cls is not BertModel:
+        # no position hears of one that its mask does not let through, at whatever depth
+        flow = information_flow(spec)
+        ids = batch["input_ids"].clone()
+        ids[0, 3] = 5 if ids[0, 3] != 5 else 6
+        changed = (first(model(input_ids=ids, attention_mask=batch["attention_mask"])) - output)[0].abs().amax(-1)
+        assert (changed[~flow[:, 3]] == 0).all() and (changed[flow[:, 3]] > 0).all()
+    weights = model(**batch, output_attentions=True).attentions
+    assert all(((attention[0] != 0) <= spec.dense()).all() for attention in weights)
+    if layers:
+        softmax = hax.set_mask(tiny.tiny_model(cls).double(), "butterfly")
+        expected = softmax(**batch, output_attentions=True, **({} if cls is BertModel else {"use_cache": False}))
+        torch.testing.assert_close(weights[0], expected.attentions[0])
+
+
+@pytest.mark.skipif(not tiny.linear_attention_knows_orders(), reason="linear_attention(order=...) is not there yet")
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("name, options", [("butterfly", {}), ("block_diffusion", {"b": 2}), ("prefix_lm", {"p": 3})])
+def test_linear_orders_equal_the_dense_computation(cls, name, options, monkeypatch):
+    model = hax.convert(tiny.tiny_model(cls).double(), tiny.KERNEL)
+    hax.set_mask(model, name, **options)
+    batch = tiny.inputs(length=10)
+    found = first(model(**batch))
+    found.square().sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+
+    def dense(q, k, v, feature_map, causal=False, key_padding_mask=None, order=None, scaling=None, dropout_p=0.0):
+        return naive_attention(q, k, v, feature_map, False, key_padding_mask, order.dense(), scaling)
+
+    monkeypatch.setattr(registry, "linear_attention", dense)
+    expected = first(model(**batch))
+    real = batch["attention_mask"].bool()
+    torch.testing.assert_close(found[real], expected[real])
+    expected.square().sum().backward()
+    for one, other in zip(gradients, [p.grad for p in model.parameters() if p.grad is not None], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@torch.no_grad()
+def test_saved_and_opened_without_a_word(tmp_path, dense_orders):
+    model = hax.set_mask(hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL), "block_two_stream", block_size=2)
+    model.save_pretrained(tmp_path / "model")
+    opened = AutoModel.from_pretrained(tmp_path / "model")
+    batch = tiny.inputs(length=8)
+    assert torch.equal(first(opened(**batch)), first(model(**batch)))
+    assert hax.get_mask(opened) == [("block_two_stream", {"block_size": 2})] * 2
+
+
+def test_masks_that_a_linear_layer_cannot_honour():
+    model = hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL, layers=[1])
+    with pytest.raises(AttnExtError, match="layer 1 is linear, .*'sliding_window' .* not dense: w2 is reached by w0"):
+        hax.set_mask(model, "sliding_window", w=2)
+    with pytest.raises(AttnExtError, match="butterfly.*not dense.*densify"):
+        hax.set_mask(model, "butterfly", window=2)
+    with pytest.raises(AttnExtError, match="layer 1 is linear, and linear attention has one mask for all heads"):
+        hax.set_mask(model, per_head={1: ["causal", "bidirectional"]}, allow_leaks=True)
+    hax.set_mask(model, per_layer={0: ("sliding_window", {"w": 2})}, allow_leaks=True)
+    stock = hax.set_mask(tiny.tiny_model(BertModel), "sliding_window", w=2)
+    with pytest.raises(AttnExtError, match="layer 0 is linear.*not dense"):
+        hax.convert(stock, tiny.KERNEL)
+    assert not hax.is_converted(stock)
+
+
+@torch.no_grad()
+def test_convert_and_revert_keep_the_mask(dense_orders):
+    model, batch = hax.set_mask(tiny.tiny_model(BertModel), "butterfly"), tiny.inputs(length=10)
+    expected = first(model(**batch))
+    hax.convert(model, tiny.KERNEL)
+    assert hax.get_mask(model) == [("butterfly", {})] * 2
+    hax.revert(model)
+    assert model.config._attn_implementation == "hasse" and torch.equal(first(model(**batch)), expected)
+    later = hax.revert(hax.set_mask(hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL), "butterfly"))
+    assert torch.equal(first(later(**batch)), expected)
+
+
+def test_maps_attached_on_first_use_are_not_left_behind():
+    model = tiny.tiny_model(BertModel)
+    model.set_attn_implementation("flexformer")
+    with pytest.raises(AttnExtError, match="without being converted; call hf_attn_ext.convert"):
+        hax.set_mask(model, "causal")
+
+
+@torch.no_grad()
+def test_generation_causal_with_the_state_and_nothing_else(tmp_path):
+    model, batch = hax.convert(tiny.tiny_model(GPT2LMHeadModel), tiny.KERNEL), tiny.inputs(padded=False)
+    asked = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = model.generate(**batch, **asked)
+    hax.set_mask(model, "causal")
+    assert torch.equal(model.generate(**batch, **asked), expected)
+    hax.set_mask(model, "prefix_lm", p=3)
+    with pytest.raises(AttnExtError, match="state cannot follow.*use_cache=False"):
+        model.generate(**batch, **asked)
+    model.save_pretrained(tmp_path)
+    assert FIELD in AutoModelForCausalLM.from_pretrained(tmp_path).config.to_dict()
+
+
+def test_the_softmax_stream_is_refused_under_a_mask():
+    model = hax.set_mask(hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL), "butterfly")
+    with hax.softmax_stream(model, lambda call: None), pytest.raises(AttnExtError, match="softmax stream.*set_mask"):
+        model(**tiny.inputs(length=10))
