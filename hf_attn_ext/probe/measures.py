@@ -7,7 +7,10 @@ as the head's own (*distance-matched*).
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
+from torch import Tensor
 
 from .similarity import pair_values, pairs_of, select_high
 from .texts import DISTANCE_BINS, RELATIONS, Text, related
@@ -27,36 +30,33 @@ def distance_bins(distance: np.ndarray) -> np.ndarray:
     return _BIN_OF[np.minimum(distance, DISTANCE_BINS[-1])]
 
 
-def pair_sums(chosen: list[np.ndarray], text: Text) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def pair_sums(chosen: np.ndarray, text: Text) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Count one text's high pairs.
 
     Args:
-        chosen: for each percentage (H, k) pair indices.
+        chosen: (H, k), from :func:`.similarity.select_high`.
 
     Returns:
         (H, P, 9) in the order of :data:`PAIR_SUMS`, (P, 2) in that of :data:`UNIQUE_SUMS`, and (H, P, bins) pairs by
         distance.
     """
-    heads, bins = len(chosen[0]), len(DISTANCE_BINS)
+    heads, levels = len(chosen), len(text.counts)
     first, second, _ = pairs_of(text.length)
-    sums = np.zeros((heads, len(chosen), len(PAIR_SUMS)))
-    unique, histogram = np.zeros((len(chosen), len(UNIQUE_SUMS))), np.zeros((heads, len(chosen), bins))
-    offset = (np.arange(heads) * bins)[:, None]
-    for level, pairs in enumerate(chosen):
-        i, j = first[pairs], second[pairs]
-        distance = (j - i).astype(np.int64)
-        of = sums[:, level]
-        of[:, 0:3] = np.count_nonzero(related(text.types, text.sentences, i, j), axis=2).T
-        of[:, 3] = distance.sum(1)
-        of[:, 4], unique[level, 0] = _participation(i, j, text)
-        of[:, 5:8] = text.relation_at[:, distance].sum(2).T
-        if text.sentences is None:
-            of[:, [0, 2, 5, 7]] = 0.0
-        start = (text.draws[:heads, : pairs.shape[1]] * (text.length - distance)).astype(np.int64)
-        of[:, 8], unique[level, 1] = _participation(start, start + distance, text)
-        counted = np.bincount((distance_bins(distance) + offset).ravel(), minlength=heads * bins)
-        histogram[:, level] = counted.reshape(heads, bins)
-    return sums, unique, histogram
+    i, j = first[chosen], second[chosen]
+    distance = (j - i).astype(np.int64)
+    parts = np.empty((7, *chosen.shape), dtype=np.float32)
+    related(text.types, text.sentences, i, j, out=parts[0:3])
+    parts[3] = distance
+    np.take(text.relation_at, distance, axis=1, out=parts[4:7], mode="clip")
+    summed = (parts @ _up_to(text.counts)).transpose(1, 2, 0)  # (H, P, 7)
+    sums, unique = np.empty((heads, levels, len(PAIR_SUMS))), np.empty((levels, len(UNIQUE_SUMS)))
+    sums[:, :, 0:4], sums[:, :, 5:8] = summed[:, :, 0:4], summed[:, :, 4:7]
+    if text.sentences is None:
+        sums[:, :, [0, 2, 5, 7]] = 0.0
+    sums[:, :, 4], unique[:, 0] = _participation(i, j, text)
+    start = (text.draws[:heads] * (text.length - distance)).astype(np.int64)
+    sums[:, :, 8], unique[:, 1] = _participation(start, start + distance, text)
+    return sums, unique, _counted(distance_bins(distance), len(DISTANCE_BINS), text.counts).swapaxes(0, 1)
 
 
 def chance_sums(text: Text) -> tuple[np.ndarray, np.ndarray]:
@@ -67,37 +67,55 @@ def chance_sums(text: Text) -> tuple[np.ndarray, np.ndarray]:
     first, second, _ = pairs_of(text.length)
     gaps = np.arange(1, text.length)
     at = text.length - gaps
-    sums = np.zeros((len(text.counts), len(CHANCE_SUMS)))
-    drawn = (text.draws * text.pairs).astype(np.int64)
-    for level, count in enumerate(text.counts):
-        sums[level, 0:3] = count * text.relation_share
-        sums[level, 3] = count * (gaps * at).sum() / text.pairs
-        pairs = drawn[:, :count]
-        top, sums[level, 5] = _participation(first[pairs], second[pairs], text)
-        sums[level, 4] = top.mean()
+    counts = np.array(text.counts)
+    sums = np.zeros((len(counts), len(CHANCE_SUMS)))
+    sums[:, 0:3] = counts[:, None] * text.relation_share
+    sums[:, 3] = counts * (gaps * at).sum() / text.pairs
+    drawn = np.minimum((text.draws * text.pairs).astype(np.int64), text.pairs - 1)
+    top, sums[:, 5] = _participation(first[drawn], second[drawn], text)
+    sums[:, 4] = top.mean(0)
     by_bin = np.bincount(distance_bins(gaps), weights=at, minlength=len(DISTANCE_BINS)) / text.pairs
-    return sums, np.array(text.counts)[:, None] * by_bin
+    return sums, counts[:, None] * by_bin
 
 
-def most_common(i: np.ndarray, j: np.ndarray, types: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each head's token of highest participation among pairs (H, k), and that participation in ends of pairs.
+@functools.lru_cache(maxsize=16)
+def _steps(counts: tuple[int, ...]) -> np.ndarray:
+    """(k,): the smallest percentage that each column of a selection belongs to."""
+    return np.repeat(np.arange(len(counts)), np.diff((0, *counts)))
 
-    Of equals the one that stands first in the text.
+
+@functools.lru_cache(maxsize=16)
+def _up_to(counts: tuple[int, ...]) -> np.ndarray:
+    """(k, P): which columns of a selection each percentage takes."""
+    return (_steps(counts)[:, None] <= np.arange(len(counts))).astype(np.float32)
+
+
+def _counted(numbers: np.ndarray, kinds: int, counts: tuple[int, ...]) -> np.ndarray:
+    """(P, H, kinds): how often each number below ``kinds`` occurs in the first ``counts`` columns of (H, k)."""
+    heads, levels = len(numbers), len(counts)
+    offset = (_steps(counts) * heads + np.arange(heads)[:, None]) * kinds
+    found = np.bincount((numbers + offset).ravel(), minlength=levels * heads * kinds)
+    return found.reshape(levels, heads, kinds).cumsum(0)
+
+
+def most_common(i: np.ndarray, j: np.ndarray, text: Text) -> tuple[np.ndarray, np.ndarray]:
+    """Each head's token of highest participation among high pairs (H, k), and that participation in ends of pairs.
+
+    Returns:
+        (P, H) numbers of the text's distinct ids, of equals the one that stands first in the text, and (P, H).
     """
-    heads, kinds = len(i), int(types.max()) + 1
-    offset = (np.arange(heads) * kinds)[:, None]
-    ends = np.concatenate([types[i] + offset, types[j] + offset], axis=1)
-    counted = np.bincount(ends.ravel(), minlength=heads * kinds).reshape(heads, kinds)
-    return counted.argmax(1), counted.max(1)
+    kinds = int(text.types.max()) + 1
+    found = _counted(text.types[i], kinds, text.counts) + _counted(text.types[j], kinds, text.counts)
+    return found.argmax(2), found.max(2)
 
 
-def _participation(i: np.ndarray, j: np.ndarray, text: Text) -> tuple[np.ndarray, float]:
-    token, ends = most_common(i, j, text.types)
-    return ends / 2, len(np.unique(token)) / len(token)
+def _participation(i: np.ndarray, j: np.ndarray, text: Text) -> tuple[np.ndarray, list[float]]:
+    token, ends = most_common(i, j, text)
+    return ends.T / 2, [len(set(of_level)) / len(of_level) for of_level in token.tolist()]
 
 
 def attention_sums(
-    attention: np.ndarray, text: Text, causal: bool, chosen: list[np.ndarray]
+    attention: np.ndarray, text: Text, causal: bool, chosen: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where one text's attention rests, and whether it delineates the high similarity.
 
@@ -128,14 +146,13 @@ def attention_sums(
     strength = np.take(np.maximum(among, among.transpose(0, 2, 1)).reshape(heads, -1), flat, axis=1)
     inside = select_high(strength, text.counts, np.ones(heads), length)
     gaps = (second - first).astype(np.int64)
-    for level, pairs in enumerate(chosen):
-        count = text.counts[level]
+    by_gap = _counted(gaps[inside], length, text.counts)
+    for level, count in enumerate(text.counts):
+        pairs, at = chosen[:, :count], by_gap[level]
         mask = np.zeros((heads, text.pairs), dtype=bool)
-        np.put_along_axis(mask, inside[level], True, axis=1)
+        np.put_along_axis(mask, inside[:, :count], True, axis=1)
         region[:, level, 0] = np.take_along_axis(mask, pairs, axis=1).sum(1)
         region[:, level, 1] = count * count / text.pairs
-        offset = (np.arange(heads) * length)[:, None]
-        at = np.bincount((gaps[inside[level]] + offset).ravel(), minlength=heads * length).reshape(heads, length)
         region[:, level, 2] = np.take_along_axis(at / (length - np.arange(length)), gaps[pairs], axis=1).sum(1)
     return focus, region
 
@@ -153,7 +170,7 @@ def _matched_focus(among: np.ndarray, separators: np.ndarray, seen: np.ndarray) 
     return np.einsum("hij,ij->h", among, share[offset])
 
 
-def high_pairs(outputs, text: Text) -> list[np.ndarray]:
-    """The high pairs of heads' vectors (H, n, d), one entry a percentage."""
+def high_pairs(outputs: Tensor, text: Text) -> np.ndarray:
+    """The high pairs of heads' vectors (H, n, d), see :func:`.similarity.select_high`."""
     values, scale = pair_values(outputs)
     return select_high(values, text.counts, scale, text.length)

@@ -77,46 +77,89 @@ def high_counts(pairs: int, percents: Sequence[float]) -> list[int]:
     return [min(pairs, max(1, int(pairs * percent / 100 + 0.5))) for percent in percents]
 
 
-def select_high(values: np.ndarray, counts: Sequence[int], scale: np.ndarray, length: int) -> list[np.ndarray]:
-    """The indices of each head's ``counts`` highest pairs.
+def select_high(values: np.ndarray, counts: Sequence[int], scale: np.ndarray, length: int) -> np.ndarray:
+    """The indices of each head's highest pairs.
 
-    Ties at the threshold are broken by a fixed shuffle of the pairs, which knows nothing of the head: deterministic,
+    Ties at a threshold are broken by a fixed shuffle of the pairs, which knows nothing of the head: deterministic,
     and without a leaning to near or early pairs.
 
     Args:
         values, scale: from :func:`pair_values`.
-        counts: ascending.
+        counts: how many, ascending.
         length: n.
 
     Returns:
-        For each count k, (H, k) indices into the pairs, ascending.
+        (H, counts[-1]) indices into the pairs; the first ``counts[0]`` of a row are its highest, and so on.
+    """
+    slack = (TIE * scale).astype(values.dtype)[:, None]
+    bound = _lower_bound(values, counts[-1])
+    picked = _candidates(values, bound, slack, counts)
+    if picked is None:  # the sample misjudged a head, or ties reach below it
+        exact = np.partition(values, values.shape[1] - counts[-1], axis=1)[:, values.shape[1] - counts[-1]]
+        picked = _candidates(values, exact - 2 * slack[:, 0], slack, counts)
+    value, pair, thresholds = picked
+    heads = len(values)
+    level, allowed = np.zeros(value.shape, dtype=np.int8), np.isfinite(value)
+    for place in range(len(counts) - 1, -1, -1):  # from many to few, each among the last
+        threshold = thresholds[:, place : place + 1]
+        above = (value > threshold + slack) & allowed
+        near = (value >= threshold - slack) & allowed & ~above
+        wanted = counts[place] - above.sum(1)
+        if (near.sum(1) > wanted).any():
+            _drop_excess(near, pair, wanted, length)
+        allowed = above | near
+        level += allowed
+    parts = [pair[level == at].reshape(heads, -1) for at in range(len(counts), 0, -1)]
+    return np.concatenate(parts, axis=1)
+
+
+def _lower_bound(values: np.ndarray, count: int) -> np.ndarray:
+    """(H,): what nearly always is below a head's ``count`` highest pairs, from every sixteenth of them."""
+    heads, pairs = values.shape
+    if pairs < 2048:
+        return np.full(heads, -np.inf, dtype=values.dtype)
+    sample = values[:, ::16]
+    expected = count / 16
+    rank = min(sample.shape[1], int(expected + 4 * expected**0.5 + 4))
+    return np.partition(sample, sample.shape[1] - rank, axis=1)[:, sample.shape[1] - rank]
+
+
+def _candidates(
+    values: np.ndarray, bound: np.ndarray, slack: np.ndarray, counts: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Values from ``bound`` on and their pairs, (H, C) filled up with -inf, and the thresholds (H, P) of the counts.
+
+    None where they are not all that a selection needs.
     """
     heads, pairs = values.shape
-    cuts = np.partition(values, sorted({pairs - count for count in counts}), axis=1)
-    thresholds = cuts[:, [pairs - count for count in counts]]
-    slack = (TIE * scale).astype(values.dtype)
-    head, pair = np.nonzero(values >= (thresholds[:, -1] - slack)[:, None])
-    value, slack = values[head, pair], slack[head]
-    chosen = []
-    for level, count in enumerate(counts):
-        threshold = thresholds[head, level]
-        above = value > threshold + slack
-        near = (value >= threshold - slack) & ~above
-        wanted = count - np.bincount(head[above], minlength=heads)
-        found = np.bincount(head[near], minlength=heads)
-        if (found > wanted).any():
-            _drop_excess(near, head, pair, wanted, length)
-        chosen.append(pair[above | near].reshape(heads, count))
-    return chosen
+    if np.isneginf(bound).all():
+        value, pair = values, np.broadcast_to(np.arange(pairs), values.shape)
+    else:
+        flat = np.flatnonzero(values >= bound[:, None])
+        head = flat // pairs
+        found = np.bincount(head, minlength=heads)
+        if (found < counts[-1]).any():
+            return None
+        column = np.arange(len(flat)) - np.repeat(np.cumsum(found) - found, found)
+        value, pair = (
+            np.full((heads, found.max()), -np.inf, dtype=values.dtype),
+            np.zeros((heads, found.max()), np.int64),
+        )
+        value[head, column], pair[head, column] = values.ravel()[flat], flat - head * pairs
+    places = [value.shape[1] - count for count in counts]
+    thresholds = np.partition(value, sorted(set(places)), axis=1)[:, places]
+    return None if (bound > thresholds[:, -1] - slack[:, 0]).any() else (value, pair, thresholds)
 
 
-def _drop_excess(near: np.ndarray, head: np.ndarray, pair: np.ndarray, wanted: np.ndarray, length: int) -> None:
+def _drop_excess(near: np.ndarray, pair: np.ndarray, wanted: np.ndarray, length: int) -> None:
     """Keep only the first ``wanted`` tied pairs of each head, in the shuffled order; in place."""
-    tied = np.flatnonzero(near)
+    head, column = np.nonzero(near)
     first, second, _ = pairs_of(length)
-    mixed = first[pair[tied]].astype(np.uint64) * 0x9E3779B97F4A7C15 + second[pair[tied]].astype(np.uint64)
+    tied = pair[head, column]
+    mixed = first[tied].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + second[tied].astype(np.uint64)
     mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    order = np.lexsort((mixed ^ (mixed >> np.uint64(32)), head[tied]))
-    owner = head[tied][order]
+    order = np.lexsort((mixed ^ (mixed >> np.uint64(32)), head))
+    owner = head[order]
     rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
-    near[tied[order[rank >= wanted[owner]]]] = False
+    dropped = order[rank >= wanted[owner]]
+    near[head[dropped], column[dropped]] = False

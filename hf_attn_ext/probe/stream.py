@@ -95,7 +95,7 @@ class Stream:
             for name, count in one.counts.items():
                 self.counts[name] += count
 
-    def _count(self, one: _Pass, measure: str, layer: int, chosen: list[np.ndarray], text: Text) -> None:
+    def _count(self, one: _Pass, measure: str, layer: int, chosen: np.ndarray, text: Text) -> None:
         sums, unique, histogram = pair_sums(chosen, text)
         group = "all" if measure == "dot" else "sample"
         one.parts.setdefault(f"{group}:{measure}/pairs/{layer}", []).append(sums)
@@ -103,9 +103,7 @@ class Stream:
         kept = one.parts.setdefault(f"plain:{measure}/distances/{layer}", [np.zeros_like(histogram)])
         kept[0] += histogram
 
-    def _sampled(
-        self, one: _Pass, call: HeadOutputs, text: Text, outputs: torch.Tensor, chosen: list[np.ndarray]
-    ) -> None:
+    def _sampled(self, one: _Pass, call: HeadOutputs, text: Text, outputs: torch.Tensor, chosen: np.ndarray) -> None:
         """The controls, and what is read from the attention map."""
         layer, controls = call.layer.index, self.settings.controls
         if "cosine" in controls:

@@ -41,7 +41,7 @@ class Text:
     sentences: np.ndarray | None
     separators: np.ndarray | None
     special_places: np.ndarray
-    counts: list[int]
+    counts: tuple[int, ...]
     key: int
     weights: np.ndarray
     relation_share: np.ndarray
@@ -72,13 +72,13 @@ def make_text(
     """Prepare one text; ``ids``, ``sentences`` and ``separators`` are those of the tokens at ``places``."""
     length = len(ids)
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    types = np.argsort(np.argsort(first))[inverse].astype(np.int32)
+    types = np.argsort(np.argsort(first))[inverse]
     digest = hashlib.blake2b(ids.astype("<i8").tobytes(), digest_size=8, key=str(seed).encode()).digest()
     key = int.from_bytes(digest, "little")
     # what is drawn for a text depends on the text and the seed, never on the batch or the process it came in
     generator = np.random.Generator(np.random.Philox(key=[key, seed % 2**64]))
     weights = np.concatenate([[1.0], generator.poisson(1.0, replicates)])
-    counts = high_counts(length * (length - 1) // 2, percents)
+    counts = tuple(high_counts(length * (length - 1) // 2, percents))
     share, at = _relations(types, sentences)
     draws = generator.random((heads, counts[-1]), dtype=np.float32)
     return Text(
@@ -98,11 +98,15 @@ def make_text(
     )
 
 
-def related(types: np.ndarray, sentences: np.ndarray | None, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """(3, *i.shape) bool: in one sentence, of one token id, either."""
+def related(
+    types: np.ndarray, sentences: np.ndarray | None, i: np.ndarray, j: np.ndarray, out: np.ndarray | None = None
+) -> np.ndarray:
+    """(3, *i.shape), 1 or 0: in one sentence, of one token id, either."""
+    out = np.empty((3, *i.shape), dtype=bool) if out is None else out
     repeated = types[i] == types[j]
     within = np.zeros_like(repeated) if sentences is None else sentences[i] == sentences[j]
-    return np.stack([within, repeated, within | repeated])
+    out[0], out[1], out[2] = within, repeated, within | repeated
+    return out
 
 
 def _relations(types: np.ndarray, sentences: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -111,4 +115,4 @@ def _relations(types: np.ndarray, sentences: np.ndarray | None) -> tuple[np.ndar
     found = related(types, sentences, i, j)
     distance = j - i
     at = np.stack([np.bincount(distance[each], minlength=length) for each in found])
-    return at.sum(1) / len(i), at / np.maximum(length - np.arange(length), 1)
+    return at.sum(1) / len(i), (at / (length - np.arange(length))).astype(np.float32)
