@@ -98,19 +98,27 @@ def select_high(values: np.ndarray, counts: Sequence[int], scale: np.ndarray, le
         exact = np.partition(values, values.shape[1] - counts[-1], axis=1)[:, values.shape[1] - counts[-1]]
         picked = _candidates(values, exact - 2 * slack[:, 0], slack, counts)
     value, pair, thresholds = picked
+    low, high = thresholds - slack, thresholds + slack
+    joined = low[:, :-1] <= high[:, 1:]  # thresholds that lie in one tie have one tie to share
+    for place in range(len(counts) - 2, -1, -1):
+        low[:, place] = np.where(joined[:, place], low[:, place + 1], low[:, place])
+    for place in range(1, len(counts)):
+        high[:, place] = np.where(joined[:, place - 1], high[:, place - 1], high[:, place])
     heads = len(values)
-    level, allowed = np.zeros(value.shape, dtype=np.int8), np.isfinite(value)
+    level = np.zeros((heads, counts[-1]), dtype=np.int8)
     for place in range(len(counts) - 1, -1, -1):  # from many to few, each among the last
-        threshold = thresholds[:, place : place + 1]
-        above = (value > threshold + slack) & allowed
-        near = (value >= threshold - slack) & allowed & ~above
-        wanted = counts[place] - above.sum(1)
-        if (near.sum(1) > wanted).any():
-            _drop_excess(near, pair, wanted, length)
-        allowed = above | near
-        level += allowed
-    parts = [pair[level == at].reshape(heads, -1) for at in range(len(counts), 0, -1)]
-    return np.concatenate(parts, axis=1)
+        taken = value >= low[:, place : place + 1]
+        if np.count_nonzero(taken) > heads * counts[place]:
+            near = taken & (value <= high[:, place : place + 1])
+            taken ^= near
+            _drop_excess(near, pair, counts[place] - taken.sum(1), length)
+            taken |= near
+        if place == len(counts) - 1:
+            value, pair = value[taken].reshape(heads, -1), pair[taken].reshape(heads, -1)
+        else:
+            value[~taken] = -np.inf
+            level -= taken
+    return np.take_along_axis(pair, np.argsort(level, axis=1, kind="stable"), axis=1)
 
 
 def _lower_bound(values: np.ndarray, count: int) -> np.ndarray:
