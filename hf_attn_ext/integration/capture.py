@@ -130,7 +130,7 @@ def capturable_layers(model: nn.Module) -> list[Layer]:
     if len(outer) > 1:
         kinds = ", ".join(type(host).__name__ for host in outer)
         raise AttnExtError(f"{type(model).__name__} holds {len(outer)} models ({kinds}); give one of them")
-    if getattr(outer[0].config, "is_encoder_decoder", False):
+    if _reads_two_texts(outer[0]):
         raise AttnExtError(
             f"{name} is an encoder-decoder, with two texts a pass; give model.get_encoder() or a decoder"
         )
@@ -215,7 +215,7 @@ def capture(
         _remove(one, layers)
 
 
-def attention_map(call: HeadOutputs, row: int, heads: slice = slice(None)) -> Tensor:
+def attention_map(call: HeadOutputs, row: int, heads: slice | list[int] = slice(None)) -> Tensor:
     """The normalised attention weights (heads, N, N) of text ``row``, computed from its queries and keys.
 
     Exact on every backend, without attention dropout: those of softmax, or in a converted layer the kernel's own. In
@@ -260,6 +260,12 @@ def attention_map(call: HeadOutputs, row: int, heads: slice = slice(None)) -> Te
 
 def _hosts(model: nn.Module) -> list[PreTrainedModel]:
     return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+
+
+def _reads_two_texts(host: PreTrainedModel) -> bool:
+    if not getattr(host.config, "is_encoder_decoder", False):
+        return False
+    return "Decoder" in type(host).__name__ or any(name.endswith("decoder") for name, _ in host.named_modules())
 
 
 def _install(one: _Capture, layers: Sequence[Layer]) -> None:

@@ -12,7 +12,7 @@ import functools
 import numpy as np
 from torch import Tensor
 
-from .similarity import pair_values, pairs_of, select_high
+from .similarity import pair_values, select_high
 from .texts import DISTANCE_BINS, RELATIONS, Text, related
 
 # Sums over a text's high pairs; those of participation count for half an end, so that all divide by the pairs.
@@ -21,6 +21,9 @@ UNIQUE_SUMS = ("unique", "unique_matched")
 CHANCE_SUMS = (*RELATIONS, "distance", "top", "unique")
 FOCUS_SUMS = ("separators", "separators_chance", "separators_matched", "special")
 REGION_SUMS = ("region", "region_chance", "region_matched")
+
+# Of the matrices that are in memory at a time: 4 MiB in float32.
+MATRIX_ENTRIES = 2**20
 
 _BIN_OF = np.searchsorted(np.array(DISTANCE_BINS), np.arange(DISTANCE_BINS[-1] + 1), side="right") - 1
 
@@ -41,7 +44,7 @@ def pair_sums(chosen: np.ndarray, text: Text) -> tuple[np.ndarray, np.ndarray, n
         distance.
     """
     heads, levels = len(chosen), len(text.counts)
-    first, second, _ = pairs_of(text.length)
+    first, second, _ = text.pairs
     i, j = first[chosen], second[chosen]
     distance = (j - i).astype(np.int64)
     parts = np.empty((7, *chosen.shape), dtype=np.float32)
@@ -64,17 +67,17 @@ def chance_sums(text: Text) -> tuple[np.ndarray, np.ndarray]:
 
     Participation has no simple expectation, so as many heads as there are draw their pairs at random, once a text.
     """
-    first, second, _ = pairs_of(text.length)
+    first, second, _ = text.pairs
     gaps = np.arange(1, text.length)
     at = text.length - gaps
     counts = np.array(text.counts)
     sums = np.zeros((len(counts), len(CHANCE_SUMS)))
     sums[:, 0:3] = counts[:, None] * text.relation_share
-    sums[:, 3] = counts * (gaps * at).sum() / text.pairs
-    drawn = np.minimum((text.draws * text.pairs).astype(np.int64), text.pairs - 1)
+    sums[:, 3] = counts * (gaps * at).sum() / len(first)
+    drawn = np.minimum((text.draws * len(first)).astype(np.int64), len(first) - 1)
     top, sums[:, 5] = _participation(first[drawn], second[drawn], text)
     sums[:, 4] = top.mean(0)
-    by_bin = np.bincount(distance_bins(gaps), weights=at, minlength=len(DISTANCE_BINS)) / text.pairs
+    by_bin = np.bincount(distance_bins(gaps), weights=at, minlength=len(DISTANCE_BINS)) / len(first)
     return sums, counts[:, None] * by_bin
 
 
@@ -142,17 +145,17 @@ def attention_sums(
         focus[:, 1] = (seen[:, text.separators].sum(1) / seen.sum(1)).sum()
         focus[:, 2] = _matched_focus(among, text.separators, seen)
     region = np.zeros((heads, len(text.counts), len(REGION_SUMS)))
-    first, second, flat = pairs_of(length)
+    first, second, flat = text.pairs
     strength = np.take(np.maximum(among, among.transpose(0, 2, 1)).reshape(heads, -1), flat, axis=1)
-    inside = select_high(strength, text.counts, np.ones(heads), length)
+    inside = select_high(strength, text.counts, np.ones(heads), text.pairs, text.key)
     gaps = (second - first).astype(np.int64)
     by_gap = _counted(gaps[inside], length, text.counts)
     for level, count in enumerate(text.counts):
         pairs, at = chosen[:, :count], by_gap[level]
-        mask = np.zeros((heads, text.pairs), dtype=bool)
+        mask = np.zeros((heads, len(first)), dtype=bool)
         np.put_along_axis(mask, inside[:, :count], True, axis=1)
         region[:, level, 0] = np.take_along_axis(mask, pairs, axis=1).sum(1)
-        region[:, level, 1] = count * count / text.pairs
+        region[:, level, 1] = count * count / len(first)
         region[:, level, 2] = np.take_along_axis(at / (length - np.arange(length)), gaps[pairs], axis=1).sum(1)
     return focus, region
 
@@ -172,5 +175,14 @@ def _matched_focus(among: np.ndarray, separators: np.ndarray, seen: np.ndarray) 
 
 def high_pairs(outputs: Tensor, text: Text) -> np.ndarray:
     """The high pairs of heads' vectors (H, n, d), see :func:`.similarity.select_high`."""
-    values, scale = pair_values(outputs)
-    return select_high(values, text.counts, scale, text.length)
+    parts = []
+    for heads in in_parts(len(outputs), text.length):
+        values, scale = pair_values(outputs[heads], text.pairs)
+        parts.append(select_high(values, text.counts, scale, text.pairs, text.key))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def in_parts(heads: int, length: int) -> list[slice]:
+    """Heads in groups whose matrices are small together, however long the text."""
+    step = max(1, MATRIX_ENTRIES // length**2)
+    return [slice(first, first + step) for first in range(0, heads, step)]

@@ -182,6 +182,7 @@ class ContextSimilarityProbe:
                     language=language,
                     first=count,
                 )
+                self._check_ids(annotation.input_ids, reader)
                 fed(annotation)
                 reader(
                     input_ids=annotation.input_ids.to(device),
@@ -284,6 +285,12 @@ class ContextSimilarityProbe:
             self._stream.merge(state)
 
     def _on_layer(self, call: HeadOutputs) -> None:
+        seen = call.forward.notes.setdefault((self, "layers"), set())
+        if call.layer.index in seen:
+            raise AttnExtError(
+                f"{call.layer.name} ran more than once in a pass: layers that share weights are not told apart"
+            )
+        seen.add(call.layer.index)
         if "statistics" in self.keep:
             self._stream.on_layer(call)
         if "matrices" in self.keep:
@@ -297,6 +304,14 @@ class ContextSimilarityProbe:
         if kept is not None:
             with self._lock:
                 self._matrices.append((forward, kept))
+
+    def _check_ids(self, ids: Tensor, reader: nn.Module) -> None:
+        known = getattr(reader.get_input_embeddings(), "num_embeddings", None)
+        if known is not None and int(ids.max()) >= known:
+            raise AttnExtError(
+                f"the tokenizer gives token id {int(ids.max())}, the model knows 0 to {known - 1}; give the model's "
+                "own tokenizer"
+            )
 
     def _check_seen(self) -> None:
         if not self._matrices:
@@ -315,6 +330,8 @@ class ContextSimilarityProbe:
                 f"No text fell into the sample of {settings['sample']:.4g} of the texts: no controls and nothing "
                 "of the attention map; feed more texts, or set sample=1."
             )
+        if counts["texts"] < 20:
+            notes.append(f"Intervals from {counts['texts']} texts are too narrow; 20 are the least to rely on.")
         if counts["skipped"]:
             notes.append(f"{counts['skipped']} texts of fewer than two tokens have no pairs and were left out.")
         return notes

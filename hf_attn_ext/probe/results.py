@@ -42,7 +42,7 @@ class Statistic:
         percent: which pairs are high; None for statistics of the attention map.
         layers, heads: the numbers of the axes; heads is None for a statistic of a whole layer.
         values: (L, H), or (L,).
-        interval: (L, H, 2), 95% of a bootstrap over texts.
+        interval: (L, H, 2), 95% by a bootstrap over texts; NaN where it rests on one text.
         chance: (L, H), for pairs drawn by count; NaN where there is no such level.
         chance_matched: (L, H), for pairs drawn at the same distances.
         excess_interval: (L, H, 2), 95% interval of ``values - chance``, texts paired.

@@ -35,19 +35,23 @@ def similarity_matrices(outputs: Tensor) -> Tensor:
     return matrices
 
 
+Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
 @functools.lru_cache(maxsize=8)
-def pairs_of(length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def pairs_of(length: int) -> Pairs:
     """All pairs i < j of ``length`` tokens: i, j, and their place ``i * length + j`` in the flat matrix."""
     first, second = np.triu_indices(length, 1)
     small = np.int16 if length < 2**15 else np.int32
     return first.astype(small), second.astype(small), first * length + second
 
 
-def pair_values(outputs: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def pair_values(outputs: Tensor, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     """Similarities of all pairs i < j, and the scale that ties are judged by.
 
     Args:
         outputs: (H, n, d), the chosen tokens only.
+        pairs: :func:`pairs_of` n.
 
     Returns:
         (H, n(n-1)/2) in :func:`pairs_of`'s order, and (H,): the mean squared norm.
@@ -64,7 +68,7 @@ def pair_values(outputs: Tensor) -> tuple[np.ndarray, np.ndarray]:
             "a head's outputs are not finite (overflow of half precision?): their similarities mean nothing; load the "
             "model in float32"
         )
-    return np.take(matrices.reshape(heads, -1), pairs_of(length)[2], axis=1), scale
+    return np.take(matrices.reshape(heads, -1), pairs[2], axis=1), scale
 
 
 def high_counts(pairs: int, percents: Sequence[float]) -> list[int]:
@@ -77,16 +81,17 @@ def high_counts(pairs: int, percents: Sequence[float]) -> list[int]:
     return [min(pairs, max(1, int(pairs * percent / 100 + 0.5))) for percent in percents]
 
 
-def select_high(values: np.ndarray, counts: Sequence[int], scale: np.ndarray, length: int) -> np.ndarray:
+def select_high(values: np.ndarray, counts: Sequence[int], scale: np.ndarray, pairs: Pairs, key: int = 0) -> np.ndarray:
     """The indices of each head's highest pairs.
 
-    Ties at a threshold are broken by a fixed shuffle of the pairs, which knows nothing of the head: deterministic,
-    and without a leaning to near or early pairs.
+    Ties at a threshold are broken by a shuffle of the pairs that the text's key alone determines: a head of equal
+    outputs gives chance, without a leaning to near or early pairs.
 
     Args:
         values, scale: from :func:`pair_values`.
         counts: how many, ascending.
-        length: n.
+        pairs: :func:`pairs_of` n.
+        key: of the text, 64 bits.
 
     Returns:
         (H, counts[-1]) indices into the pairs; the first ``counts[0]`` of a row are its highest, and so on.
@@ -111,7 +116,7 @@ def select_high(values: np.ndarray, counts: Sequence[int], scale: np.ndarray, le
         if np.count_nonzero(taken) > heads * counts[place]:
             near = taken & (value <= high[:, place : place + 1])
             taken ^= near
-            _drop_excess(near, pair, counts[place] - taken.sum(1), length)
+            _drop_excess(near, pair, counts[place] - taken.sum(1), pairs, key)
             taken |= near
         if place == len(counts) - 1:
             value, pair = value[taken].reshape(heads, -1), pair[taken].reshape(heads, -1)
@@ -144,30 +149,33 @@ def _candidates(
         value, pair = values, np.broadcast_to(np.arange(pairs), values.shape)
     else:
         flat = np.flatnonzero(values >= bound[:, None])
-        head = flat // pairs
-        found = np.bincount(head, minlength=heads)
+        starts = np.arange(heads + 1) * pairs
+        found = np.diff(np.searchsorted(flat, starts))
         if (found < counts[-1]).any():
             return None
-        column = np.arange(len(flat)) - np.repeat(np.cumsum(found) - found, found)
-        value, pair = (
-            np.full((heads, found.max()), -np.inf, dtype=values.dtype),
-            np.zeros((heads, found.max()), np.int64),
-        )
-        value[head, column], pair[head, column] = values.ravel()[flat], flat - head * pairs
+        filled = np.arange(found.max()) < found[:, None]
+        value, pair = np.full(filled.shape, -np.inf, dtype=values.dtype), np.zeros(filled.shape, dtype=np.int64)
+        value[filled], pair[filled] = values.ravel()[flat], flat
+        pair -= starts[:-1, None] * filled
     places = [value.shape[1] - count for count in counts]
     thresholds = np.partition(value, sorted(set(places)), axis=1)[:, places]
     return None if (bound > thresholds[:, -1] - slack[:, 0]).any() else (value, pair, thresholds)
 
 
-def _drop_excess(near: np.ndarray, pair: np.ndarray, wanted: np.ndarray, length: int) -> None:
+def _drop_excess(near: np.ndarray, pair: np.ndarray, wanted: np.ndarray, pairs: Pairs, key: int) -> None:
     """Keep only the first ``wanted`` tied pairs of each head, in the shuffled order; in place."""
     head, column = np.nonzero(near)
-    first, second, _ = pairs_of(length)
     tied = pair[head, column]
-    mixed = first[tied].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + second[tied].astype(np.uint64)
-    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    order = np.lexsort((mixed ^ (mixed >> np.uint64(32)), head))
+    first, second = (each[tied].astype(np.uint64) for each in pairs[:2])
+    order = np.lexsort((_mixed(_mixed(first ^ np.uint64(key)) + second), head))
     owner = head[order]
     rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
     dropped = order[rank >= wanted[owner]]
     near[head[dropped], column[dropped]] = False
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64: every bit of the result hangs on every bit of ``x``."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

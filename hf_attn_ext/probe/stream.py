@@ -12,7 +12,7 @@ import torch
 from ..errors import AttnExtError
 from ..integration.capture import ForwardPass, HeadOutputs, attention_map
 from .annotate import Annotation
-from .measures import attention_sums, chance_sums, high_pairs, pair_sums
+from .measures import attention_sums, chance_sums, high_pairs, in_parts, pair_sums
 from .sums import Sums
 from .texts import Text, make_text
 
@@ -109,12 +109,16 @@ class Stream:
         if "cosine" in controls:
             wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
             self._count(one, "cosine", layer, high_pairs(torch.nn.functional.normalize(wide, dim=-1), text), text)
-        attention = attention_map(call, text.row)[list(self.settings.heads)].cpu()
+        parts = []
+        for group in in_parts(len(self.settings.heads), call.output.shape[2]):
+            attention = attention_map(call, text.row, list(self.settings.heads[group])).cpu()
+            pairs = high_pairs(_rows(attention, text.places), text) if "attention" in controls else None
+            parts.append((*attention_sums(attention.numpy(), text, call.causal, chosen[group]), pairs))
+        focus, region, pairs = zip(*parts, strict=True)
+        one.parts.setdefault(f"sample:focus/{layer}", []).append(np.concatenate(focus))
+        one.parts.setdefault(f"sample:region/{layer}", []).append(np.concatenate(region))
         if "attention" in controls:
-            self._count(one, "attention", layer, high_pairs(_rows(attention, text.places), text), text)
-        focus, region = attention_sums(attention.numpy(), text, call.causal, chosen)
-        one.parts.setdefault(f"sample:focus/{layer}", []).append(focus)
-        one.parts.setdefault(f"sample:region/{layer}", []).append(region)
+            self._count(one, "attention", layer, np.concatenate(pairs), text)
 
     def _begin(self, forward: ForwardPass) -> _Pass:
         if forward.input_ids is None:
@@ -151,7 +155,7 @@ class Stream:
                 self.settings.seed,
             )
             counts["texts"] += 1
-            counts["pairs"] += text.pairs
+            counts["pairs"] += len(text.pairs[0])
             counts["sampled"] += text.in_sample(self.settings.sample)
             texts.append(text)
         one = _Pass(texts, counts)

@@ -90,7 +90,8 @@ def _statistic(
     """One entry from arrays whose first axis is the sum and its replicates."""
 
     def bounds(each: np.ndarray) -> np.ndarray:
-        return interval(each[1:], each[0])
+        bounds = interval(each[1:], each[0])
+        return bounds if texts > 1 else np.full(bounds.shape, np.nan)  # one text says nothing of others
 
     return Statistic(
         name,

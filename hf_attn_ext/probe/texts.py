@@ -7,7 +7,7 @@ import hashlib
 
 import numpy as np
 
-from .similarity import high_counts, pairs_of
+from .similarity import Pairs, high_counts, pairs_of
 
 # Half-octaves of the distance |i - j| in tokens: the lower bounds of the bins.
 DISTANCE_BINS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129, 193, 257, 385, 513, 769, 1025, 2049, 4097, 8193)
@@ -22,6 +22,7 @@ class Text:
         row: its place in the batch.
         places: (n,) where its tokens stand in the batch.
         length: n.
+        pairs: :func:`.similarity.pairs_of` n.
         types: (n,) number of the token's id among the text's distinct ids, in order of appearance.
         sentences: (n,) sentence numbers, or None where they are not known.
         separators: (n,) bool, or None where it is not known which tokens separate.
@@ -37,6 +38,7 @@ class Text:
     row: int
     places: np.ndarray
     length: int
+    pairs: Pairs
     types: np.ndarray
     sentences: np.ndarray | None
     separators: np.ndarray | None
@@ -47,10 +49,6 @@ class Text:
     relation_share: np.ndarray
     relation_at: np.ndarray
     draws: np.ndarray
-
-    @property
-    def pairs(self) -> int:
-        return self.length * (self.length - 1) // 2
 
     def in_sample(self, share: float) -> bool:
         """Whether the text is in a sample of that share: a matter of its tokens and the seed alone."""
@@ -78,13 +76,15 @@ def make_text(
     # what is drawn for a text depends on the text and the seed, never on the batch or the process it came in
     generator = np.random.Generator(np.random.Philox(key=[key, seed % 2**64]))
     weights = np.concatenate([[1.0], generator.poisson(1.0, replicates)])
-    counts = tuple(high_counts(length * (length - 1) // 2, percents))
-    share, at = _relations(types, sentences)
+    pairs = pairs_of(length)
+    counts = tuple(high_counts(len(pairs[0]), percents))
+    share, at = _relations(types, sentences, pairs)
     draws = generator.random((heads, counts[-1]), dtype=np.float32)
     return Text(
         row,
         places,
         length,
+        pairs,
         types,
         None if sentences is None else sentences.astype(np.int32),
         separators,
@@ -109,9 +109,9 @@ def related(
     return out
 
 
-def _relations(types: np.ndarray, sentences: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def _relations(types: np.ndarray, sentences: np.ndarray | None, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     length = len(types)
-    i, j, _ = pairs_of(length)
+    i, j, _ = pairs
     found = related(types, sentences, i, j)
     distance = j - i
     at = np.stack([np.bincount(distance[each], minlength=length) for each in found])

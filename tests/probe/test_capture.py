@@ -8,7 +8,11 @@ import tiny
 import torch
 from torch import nn
 from transformers import (
+    AlbertConfig,
+    AlbertModel,
     AutoModel,
+    BartConfig,
+    BartModel,
     BertForMultipleChoice,
     BertForSequenceClassification,
     BertModel,
@@ -21,6 +25,7 @@ from transformers import (
     XLNetConfig,
     XLNetModel,
 )
+from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 import hf_attn_ext as hax
@@ -253,6 +258,56 @@ def test_generation_inside_the_block_is_one_line():
     with ContextSimilarityProbe(model, **MATRICES), pytest.raises(AttnExtError, match="continues a cache of 7 tokens"):
         model.generate(ids, max_new_tokens=3, do_sample=False)
     model.generate(ids, max_new_tokens=3, do_sample=False)
+
+
+def test_a_backend_of_ones_own():
+    seen = []
+
+    def backend(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        seen.append(attention_mask)
+        scores = (query @ key.mT * scaling).masked_fill(~attention_mask[:, None, None].bool(), -1e30)
+        return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+    AttentionInterface.register("mine", backend)
+    AttentionMaskInterface.register("mine", lambda *args, attention_mask=None, **kwargs: attention_mask)
+    try:
+        model, calls, batch = family_model("bert").double(), [], tiny.inputs()
+        with torch.no_grad(), capture(model, calls.append):
+            model(**batch)
+            model.set_attn_implementation("mine")
+            model(**batch)
+        assert len(seen) == 2 and torch.allclose(calls[0].output, calls[2].output)
+        assert torch.allclose(attention_map(calls[1], 1), attention_map(calls[3], 1))
+    finally:
+        del AttentionInterface._global_mapping["mine"], AttentionMaskInterface._global_mapping["mine"]
+
+
+def test_a_sliding_window_is_in_the_map():
+    model, calls = family_model("mistral", sliding_window=3), []
+    with torch.no_grad(), capture(model, calls.append):
+        model(**tiny.inputs())
+    far = torch.ones(7, 7).tril(-3).bool()
+    assert attention_map(calls[0], 0)[:, far].max() == 0 and attention_map(calls[0], 0)[:, 6, 4].min() > 0
+
+
+def test_shared_layers_are_refused():
+    torch.manual_seed(0)
+    sizes = dict(embedding_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+    model = AlbertModel(AlbertConfig(vocab_size=40, **sizes)).eval()
+    with ContextSimilarityProbe(model, **MATRICES), pytest.raises(AttnExtError, match="ran more than once"):
+        model(**tiny.inputs())
+
+
+def test_the_encoder_of_an_encoder_decoder():
+    torch.manual_seed(0)
+    sizes = dict(d_model=16, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
+    model = BartModel(BartConfig(vocab_size=40, encoder_ffn_dim=8, decoder_ffn_dim=8, **sizes)).eval()
+    for part in (model, model.decoder):
+        with pytest.raises(AttnExtError, match="get_encoder"):
+            ContextSimilarityProbe(part, **MATRICES)
+    with ContextSimilarityProbe(model.get_encoder(), **MATRICES) as probe:
+        model(**tiny.inputs(padded=False))
+    assert probe.matrices(1).shape == (3, 2, 7, 7)
 
 
 def test_grouped_heads_give_one_matrix_a_query_head():

@@ -29,7 +29,7 @@ def test_matrices_have_no_diagonal_and_at_least_float32():
 
 def test_pair_values_are_the_upper_triangle():
     outputs = torch.randn(3, 6, 4, dtype=torch.float64)
-    values, scale = pair_values(outputs)
+    values, scale = pair_values(outputs, pairs_of(6))
     first, second, flat = pairs_of(6)
     expected = similarity_matrices(outputs).numpy()[:, first, second]
     assert np.allclose(values, expected) and np.array_equal(flat, first * 6 + second)
@@ -38,7 +38,7 @@ def test_pair_values_are_the_upper_triangle():
 
 def test_overflow_is_one_line():
     with pytest.raises(AttnExtError, match="not finite.*float32"):
-        pair_values(torch.full((1, 3, 2), torch.inf))
+        pair_values(torch.full((1, 3, 2), torch.inf), pairs_of(3))
 
 
 @settings(max_examples=40, deadline=None)
@@ -61,7 +61,7 @@ def test_selected_pairs_are_the_highest(seed, length, heads, kind, dtype):
         values = np.full(values.shape, 0.0 if kind == "zero" else -2.0)
     values, scale = values.astype(dtype), np.ones(heads)
     counts = high_counts(pairs, (1, 2, 5))
-    chosen = select_high(values, counts, scale, length)
+    chosen = select_high(values, counts, scale, pairs_of(length))
     assert chosen.shape == (heads, counts[-1])
     assert all(len(set(row)) == counts[-1] for row in chosen.tolist())
     ordered = -np.sort(-values.astype(np.float64), axis=1)
@@ -76,10 +76,10 @@ def test_ties_do_not_depend_on_noise_and_do_not_lean_to_near_pairs():
     length, draw = 90, np.random.default_rng(0)
     values = np.zeros((1, length * (length - 1) // 2), dtype=np.float32)
     counts = high_counts(values.shape[1], (1, 2, 5))
-    chosen = select_high(values, counts, np.ones(1), length)
+    chosen = select_high(values, counts, np.ones(1), pairs_of(length))
     for _ in range(5):
         noisy = values + (1e-6 * draw.normal(size=values.shape)).astype(np.float32)
-        again = select_high(noisy, counts, np.ones(1), length)
+        again = select_high(noisy, counts, np.ones(1), pairs_of(length))
         for count in counts:
             assert set(again[0, :count]) == set(chosen[0, :count])
     first, second, _ = pairs_of(length)
@@ -94,7 +94,7 @@ def test_a_misleading_sample_is_noticed():
     values = np.random.default_rng(0).normal(size=(2, length * (length - 1) // 2)).astype(np.float32)
     values[:, ::16] += 100
     counts = high_counts(values.shape[1], (1, 2, 10))
-    chosen = select_high(values, counts, np.ones(2), length)
+    chosen = select_high(values, counts, np.ones(2), pairs_of(length))
     expected = np.sort(np.argsort(-values, axis=1)[:, : counts[-1]], axis=1)
     assert np.array_equal(np.sort(chosen, axis=1), expected)
 
