@@ -8,6 +8,8 @@ pairs.
 from __future__ import annotations
 
 import functools
+import math
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +20,9 @@ from ..errors import AttnExtError
 
 # Similarities closer than this share of the head's mean squared norm are a tie. Above the rounding of float32 models,
 # so that equal outputs tie whatever the batch was.
-TIE = 1e-5
+TIE = 2e-6
+
+_SCRATCH = threading.local()
 
 
 def similarity_matrices(outputs: Tensor) -> Tensor:
@@ -54,21 +58,32 @@ def pair_values(outputs: Tensor, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
         pairs: :func:`pairs_of` n.
 
     Returns:
-        (H, n(n-1)/2) in :func:`pairs_of`'s order, and (H,): the mean squared norm.
+        (H, n(n-1)/2) in :func:`pairs_of`'s order, good until the thread's next call, and (H,): the mean squared norm.
 
     Raises:
         AttnExtError: an output that is not finite.
     """
     heads, length, _ = outputs.shape
     outputs = outputs.to("cpu", torch.promote_types(outputs.dtype, torch.float32))
-    matrices = (outputs @ outputs.mT).numpy()
+    dtype = np.float64 if outputs.dtype == torch.float64 else np.float32
+    matrices = _scratch("matrices", (heads, length, length), dtype)
+    torch.matmul(outputs, outputs.mT, out=torch.from_numpy(matrices))
     scale = np.einsum("hii->h", matrices) / length
     if not np.isfinite(scale).all():
         raise AttnExtError(
             "a head's outputs are not finite (overflow of half precision?): their similarities mean nothing; load the "
             "model in float32"
         )
-    return np.take(matrices.reshape(heads, -1), pairs[2], axis=1), scale
+    values = _scratch("values", (heads, len(pairs[0])), dtype)
+    return np.take(matrices.reshape(heads, -1), pairs[2], axis=1, out=values, mode="clip"), scale
+
+
+def _scratch(name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Memory that a thread uses again and again: fresh pages would cost as much as the product."""
+    kept, size = _SCRATCH.__dict__, math.prod(shape)
+    if (name, dtype) not in kept or len(kept[name, dtype]) < size:
+        kept[name, dtype] = np.empty(size, dtype)
+    return kept[name, dtype][:size].reshape(shape)
 
 
 def high_counts(pairs: int, percents: Sequence[float]) -> list[int]:

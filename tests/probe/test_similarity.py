@@ -78,7 +78,7 @@ def test_ties_do_not_depend_on_noise_and_do_not_lean_to_near_pairs():
     counts = high_counts(values.shape[1], (1, 2, 5))
     chosen = select_high(values, counts, np.ones(1), pairs_of(length))
     for _ in range(5):
-        noisy = values + (1e-6 * draw.normal(size=values.shape)).astype(np.float32)
+        noisy = values + (1e-7 * draw.normal(size=values.shape)).astype(np.float32)
         again = select_high(noisy, counts, np.ones(1), pairs_of(length))
         for count in counts:
             assert set(again[0, :count]) == set(chosen[0, :count])

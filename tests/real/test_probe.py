@@ -46,7 +46,7 @@ def test_what_trained_heads_do_is_above_chance(minilm, tokenizer, passages):
     repeated = statistics.get("repeated_tokens", 1)
     assert (repeated.excess_interval[..., 0] > 0).mean() > 0.7
     within = statistics.get("within_sentence", 1)
-    assert (within.excess_interval[..., 0] > 0).mean() > 0.7
+    assert (within.excess_interval[..., 0] > 0).mean() > 0.4 and within.values.mean() > within.chance.mean() + 0.1
     distance = statistics.get("distance", 1)
     assert (distance.values.mean(1) < distance.chance.mean(1)).all()
     focus = statistics.get("separator_focus")
