@@ -9,7 +9,8 @@
 
 Importing the package registers the attention function and the model types ``attn_ext_<base>`` with transformers, once.
 The parts: :mod:`.hasse` (masks and the orders behind them), :mod:`.attention` (kernels and forms), :mod:`.integration`
-(transformers), :mod:`.training` (distillation), :mod:`.hub` (cards, uploads), :mod:`.cli` (``hf-attn-ext``).
+(transformers), :mod:`.training` (distillation), :mod:`.probe` (what heads compare), :mod:`.hub` (cards, uploads),
+:mod:`.cli` (``hf-attn-ext``).
 """
 
 from .attention import list_kernels, register_kernel

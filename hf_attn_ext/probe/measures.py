@@ -137,18 +137,20 @@ def attention_sums(
     rows = attention[:, text.places]
     focus = np.zeros((heads, len(FOCUS_SUMS)))
     focus[:, 3] = rows[:, :, text.special_places].sum((1, 2))
-    among = rows[:, :, text.places].astype(np.float64)
+    among = rows[:, :, text.places]
     among /= np.maximum(among.sum(-1, keepdims=True), 1e-30)
     if text.separators is not None:
+        by_count, at_distance = _separators(text, causal)
         focus[:, 0] = among[:, :, text.separators].sum((1, 2))
-        seen = np.tri(length) if causal else np.ones((length, length))
-        focus[:, 1] = (seen[:, text.separators].sum(1) / seen.sum(1)).sum()
-        focus[:, 2] = _matched_focus(among, text.separators, seen)
+        focus[:, 1] = by_count
+        focus[:, 2] = among.reshape(heads, -1) @ at_distance.astype(among.dtype)
     region = np.zeros((heads, len(text.counts), len(REGION_SUMS)))
     first, second, flat = text.pairs
-    strength = np.take(np.maximum(among, among.transpose(0, 2, 1)).reshape(heads, -1), flat, axis=1)
-    inside = select_high(strength, text.counts, np.ones(heads), text.pairs, text.key)
     gaps = (second - first).astype(np.int64)
+    among = among.reshape(heads, -1)
+    back = flat + gaps * (length - 1)  # j, i in place of i, j
+    strength = np.maximum(np.take(among, flat, axis=1), np.take(among, back, axis=1))
+    inside = select_high(strength, text.counts, np.ones(heads), text.pairs, text.key)
     by_gap = _counted(gaps[inside], length, text.counts)
     for level, count in enumerate(text.counts):
         pairs, at = chosen[:, :count], by_gap[level]
@@ -160,17 +162,22 @@ def attention_sums(
     return focus, region
 
 
-def _matched_focus(among: np.ndarray, separators: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Attention on separators if a head's weights were their own mean at each signed distance."""
-    heads, length, _ = among.shape
-    place = np.arange(length)
-    offset = place[:, None] - place + length - 1
-    size = 2 * length - 1
-    # separators among the keys at each offset, over the keys there are
-    available = np.bincount(offset.ravel(), weights=seen.ravel(), minlength=size)
-    hits = np.bincount(offset.ravel(), weights=(seen * separators).ravel(), minlength=size)
-    share = hits / np.maximum(available, 1)
-    return np.einsum("hij,ij->h", among, share[offset])
+def _separators(text: Text, causal: bool) -> tuple[float, np.ndarray]:
+    """What separators would get by count, summed over rows, and their share (n * n) among keys at each signed distance.
+
+    The second, weighted by attention, is what they would get if a head's weights were their own mean at each distance.
+    """
+    if text.separators_by.get(causal) is None:
+        length = text.length
+        place = np.arange(length)
+        seen = np.tri(length) if causal else np.ones((length, length))
+        offset = (place[:, None] - place + length - 1).ravel()
+        size = 2 * length - 1
+        available = np.bincount(offset, weights=seen.ravel(), minlength=size)
+        hits = np.bincount(offset, weights=(seen * text.separators).ravel(), minlength=size)
+        by_count = (seen[:, text.separators].sum(1) / seen.sum(1)).sum()
+        text.separators_by[causal] = by_count, (hits / np.maximum(available, 1))[offset]
+    return text.separators_by[causal]
 
 
 def high_pairs(outputs: Tensor, text: Text) -> np.ndarray:

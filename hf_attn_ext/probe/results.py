@@ -24,6 +24,7 @@ DESCRIPTIONS = {
     "signal": "share of high pairs inside one sentence or with the same token id",
     "noise": "share of high pairs that are neither",
     "distance": "mean distance of high pairs, in tokens",
+    # chance draws pairs at random; vectors without any relation exceed it where some are long: see the cosine control
     "top_token": "share of high pairs' ends that the most common token takes",
     "unique_tokens": "distinct most common tokens of a layer's heads, over the heads",
     "separator_focus": "share of attention on separators, of that on tokens that are not special",
