@@ -266,6 +266,11 @@ class ContextSimilarityProbe:
         """The streamed statistics as numbers and numpy arrays, for a file or another process."""
         return self._stream.state_dict()
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory the streamed statistics take."""
+        return self._stream.sums.nbytes + self._stream.plain.nbytes
+
     def merge(self, other: ContextSimilarityProbe | Mapping[str, Any]) -> None:
         """Add the statistics of another probe, or its :meth:`state_dict`.
 
