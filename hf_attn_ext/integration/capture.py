@@ -292,11 +292,14 @@ def _remove(one: _Capture, layers: Sequence[Layer]) -> None:
             AttentionInterface.get_interface = _ORIGINAL
 
 
+# A model that is compiled inside the block is traced around what is disabled here, and captured all the same.
+@torch.compiler.disable
 def _get_interface(self: AttentionInterface, attn_implementation: str, default: Callable) -> Callable:
     function = _ORIGINAL(self, attn_implementation, default)
     return functools.partial(_observed, function) if getattr(_DEPTH, "passes", 0) else function
 
 
+@torch.compiler.disable
 def _observed(function: Callable, module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
     result = function(module, query, key, *args, **kwargs)
     captures = _CAPTURES.get(module)
@@ -347,6 +350,7 @@ def _deliver(
 
 
 def _begin(one: _Capture) -> Callable:
+    @torch.compiler.disable
     def begin(module: nn.Module, args: tuple, kwargs: dict) -> None:
         given = _arguments(module, args, kwargs)
         cache = given.get("past_key_values") if given.get("cache") is None else given["cache"]
@@ -363,6 +367,7 @@ def _begin(one: _Capture) -> Callable:
 
 
 def _end(one: _Capture) -> Callable:
+    @torch.compiler.disable
     def end(module: nn.Module, args: tuple, result: Any) -> None:
         stack = one.stack()
         places = [place for place, (owner, _) in enumerate(stack) if owner is module]

@@ -290,6 +290,26 @@ def test_a_sliding_window_is_in_the_map():
     assert attention_map(calls[0], 0)[:, far].max() == 0 and attention_map(calls[0], 0)[:, 6, 4].min() > 0
 
 
+def test_a_model_that_is_compiled_inside_the_block():
+    model, batch = family_model("bert"), tiny.inputs()
+    with torch.no_grad():
+        expected = model(**batch).last_hidden_state
+        with ContextSimilarityProbe(model, **MATRICES) as probe:
+            compiled = torch.compile(model, backend="eager")
+            assert torch.equal(compiled(**batch).last_hidden_state, expected)
+        assert torch.equal(compiled(**batch).last_hidden_state, expected)
+    assert probe.matrices(1).shape == (3, 2, 7, 7)
+    assert not capture_module._DEPTH.passes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_inference_mode(dtype):
+    model = family_model("llama").to(dtype)
+    with torch.inference_mode(), ContextSimilarityProbe(model, **MATRICES) as probe:
+        model(**tiny.inputs())
+    assert probe.matrices(0).dtype == torch.float32 and probe.matrices(0).isfinite().all()
+
+
 def test_shared_layers_are_refused():
     torch.manual_seed(0)
     sizes = dict(embedding_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)

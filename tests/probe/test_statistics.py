@@ -225,6 +225,16 @@ def test_noise_gives_intervals_that_contain_chance(tokenizer):
     assert stream.sums.nbytes < 2**20
 
 
+def test_inference_mode_and_then_none(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(3)
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    with ContextSimilarityProbe(model, tokenizer, sample=1) as probe:
+        with torch.inference_mode():
+            model(**inputs)
+        model(**inputs)
+    assert probe.statistics().counts["texts"] == 6
+
+
 def test_memory_is_independent_of_the_corpus(tokenizer):
     model = planted.small_bert()
     sizes = []
