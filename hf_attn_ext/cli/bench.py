@@ -1,4 +1,6 @@
-"""``hf-attn-ext bench attention | decode | hasse | order``: how fast, how much memory, from which length on it pays."""
+"""``hf-attn-ext bench attention | decode | hasse | order | probe``: how fast, how much memory, from which length on it
+pays.
+"""
 
 from __future__ import annotations
 
@@ -221,6 +223,34 @@ def order(
     draw_order(report, file.with_suffix(".png"))
     _print(heading(report), order_tables(report), order_notes(report))
     typer.echo(f"report: {file}\npicture: {file.with_suffix('.png')}")
+
+
+def probe(
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model.")] = 12,
+    heads: Heads = 12,
+    head_dim: HeadDim = 64,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Texts.")] = 8,
+    length: Annotated[int, typer.Option("--length", help="Tokens of a text.")] = 128,
+    threads: Threads = None,
+    repeats: Repeats = 15,
+    budget: Annotated[float, typer.Option("--budget-seconds", help="Seconds of timed calls, a contestant.")] = 20.0,
+    out: Annotated[Path, typer.Option("--out", help="The folder for the JSON file.")] = Path("runs/bench"),
+) -> None:
+    """Time and peak memory of the context similarity probe over a plain forward pass, by default of BERT-base's shape.
+
+    Against TransformerLens, where it is installed. Says which bars are met, and writes probe.json.
+    """
+    from ..bench.probe import ProbeBench, bench_probe, probe_heading, probe_notes, probe_tables
+    from ..bench.report import check_folder, write_report
+    from .models import quiet
+
+    settings = ProbeBench(layers, heads, head_dim, batch, length, threads, repeats, budget)
+    quiet()
+    file = check_folder(out) / "probe.json"
+    report = bench_probe(settings, _progress)
+    write_report(report, file)
+    _print(probe_heading(report), probe_tables(report), probe_notes(report))
+    typer.echo(f"report: {file}")
 
 
 def parse_lengths(text: str, option: str) -> tuple[int, ...]:

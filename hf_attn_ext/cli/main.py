@@ -61,6 +61,7 @@ _add("attention", bench.attention, benches)
 _add("decode", bench.decode, benches)
 _add("hasse", bench.hasse, benches)
 _add("order", bench.order, benches)
+_add("probe", bench.probe, benches)
 app.add_typer(benches, name="bench")
 
 masks = typer.Typer(help="Masks: look at one, at the order behind it, derive one from tasks.", rich_markup_mode=None)

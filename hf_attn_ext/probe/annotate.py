@@ -1,0 +1,115 @@
+"""Texts into tokens that know their word and sentence, by offsets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import sentencex
+import torch
+from torch import Tensor
+
+from ..errors import AttnExtError
+
+
+@dataclasses.dataclass
+class Annotation:
+    """What is known of a batch of texts beside their token ids.
+
+    Attributes:
+        input_ids: int64 (B, N), padded on the right.
+        attention_mask: int64 (B, N), 1 = real token.
+        special: bool (B, N), tokens that the tokenizer added.
+        sentences, words: int64 (B, N), the sentence's and the word's number in its text, or -1.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    special: np.ndarray
+    sentences: np.ndarray
+    words: np.ndarray
+
+
+def sentence_starts(text: str, language: str = "en") -> list[int]:
+    """Where the sentences of ``text`` begin; every character belongs to one.
+
+    The splitter is the package sentencex. Blank stretches (empty lines) belong to the sentence before them.
+
+    Example:
+        >>> sentence_starts("Dr. Smith sleeps. So do I.")
+        [0, 18]
+    """
+    spans = sentencex.get_sentence_boundaries(language, text)
+    starts = [span["start_index"] for span in spans if span["text"].strip()]
+    return [0, *starts[1:]] if starts else []
+
+
+def annotate(
+    texts: Sequence[str],
+    tokenizer: Any,
+    *,
+    truncation: bool = False,
+    max_length: int | None = None,
+    language: str = "en",
+    first: int = 0,
+) -> Annotation:
+    """Tokenise ``texts`` and find each token's sentence and word.
+
+    Args:
+        texts: a list of texts.
+        tokenizer: a fast tokenizer of transformers.
+        truncation: cut longer texts to ``max_length`` tokens.
+        max_length: the longest text, special tokens included; None is any.
+        language: for the sentence splitter.
+        first: the number of the first text, for messages.
+
+    Raises:
+        AttnExtError: no list of texts, a blank text, a text longer than ``max_length``, or a slow tokenizer.
+
+    Example:
+        >>> annotate(["One. Two."], tokenizer).sentences  # doctest: +SKIP
+        array([[-1,  0,  0,  1,  1, -1]])
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise AttnExtError(
+            f"sentences are found by character offsets, which {type(tokenizer).__name__} does not give; use a fast "
+            "tokenizer (AutoTokenizer.from_pretrained)"
+        )
+    for number, text in enumerate(texts, first):
+        if not isinstance(text, str):
+            raise AttnExtError(f"text {number} is a {type(text).__name__}, not a string")
+        if not text.strip():
+            raise AttnExtError(f"text {number} is blank: it has no sentence; leave it out")
+    encoded = tokenizer(
+        list(texts),
+        truncation=truncation and max_length is not None,
+        max_length=max_length if truncation else None,
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
+        return_attention_mask=False,
+        verbose=False,
+    )
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    longest = max(lengths)
+    if max_length is not None and longest > max_length:
+        number = next(i for i, length in enumerate(lengths) if length > max_length)
+        raise AttnExtError(
+            f"text {first + number} has {lengths[number]} tokens, the model takes {max_length}; shorten it, or set "
+            "truncation=True"
+        )
+    pad = next((p for p in (tokenizer.pad_token_id, tokenizer.eos_token_id) if p is not None), 0)
+    shape = (len(lengths), longest)
+    ids, mask = np.full(shape, pad), np.zeros(shape, dtype=np.int64)
+    special, sentences, words = np.ones(shape, dtype=bool), np.full(shape, -1), np.full(shape, -1)
+    for row, length in enumerate(lengths):
+        ids[row, :length], mask[row, :length] = encoded["input_ids"][row], 1
+        special[row, :length] = np.array(encoded["special_tokens_mask"][row], dtype=bool)
+        ends = np.array(encoded["offset_mapping"][row], dtype=np.int64).reshape(-1, 2)[:, 1]
+        # by its last character: in some vocabularies a token begins with the space before it
+        found = np.searchsorted(sentence_starts(texts[row], language), ends - 1, side="right") - 1
+        sentences[row, :length] = np.where(special[row, :length], -1, np.maximum(found, 0))
+        of_word = [-1 if word is None else word for word in encoded.word_ids(row)]
+        words[row, :length] = np.where(special[row, :length], -1, of_word)
+    return Annotation(torch.from_numpy(ids), torch.from_numpy(mask), special, sentences, words)

@@ -1,0 +1,352 @@
+"""``ContextSimilarityProbe``: look at every head's outputs while a model runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import AttnExtError
+from ..integration.capture import (
+    ForwardPass,
+    HeadOutputs,
+    capturable_layers,
+    capture,
+    causal_model,
+    config_special_ids,
+    max_tokens,
+    token_reader,
+)
+from .annotate import annotate
+from .options import (
+    CONTROLS,
+    KEEPS,
+    choose_heads,
+    choose_layers,
+    percents_of,
+    share,
+    special_ids,
+    token_ids,
+    whole,
+    words,
+)
+from .results import ProbeStatistics
+from .similarity import similarity_matrices
+from .stream import Settings, Stream, fed
+from .summarise import attention_statistics, pair_statistics
+from .sums import ratio
+from .texts import DISTANCE_BINS
+
+
+class ContextSimilarityProbe:
+    """Context similarity of every head during ordinary forward passes (2512.21956; the statistics are ours).
+
+    A context manager. Inside, the outputs of every chosen head, before the output projection, are compared by dot
+    product, on every attention backend; the model's own outputs stay the same bits. Probes nest. A pass is seen by the
+    probes that its own thread has entered on the model; a pass in a thread that has entered none, by all of the
+    model's probes.
+
+    Args:
+        model: a model of transformers that uses the attention interface, stock or converted, or a module around one.
+        tokenizer: its fast tokenizer; needed by :meth:`feed`, and to know special tokens and separators elsewhere.
+        layers: numbers from 0, or patterns of module names (``"*.layer.3.*"``); None is all.
+        heads: numbers from 0; None is all.
+        keep: ``"statistics"``, streamed, in memory that no corpus changes; ``"matrices"``, every matrix.
+        percents: which pairs are high: the top percentages of each matrix.
+        sample: the share of texts that the controls and the attention map are taken on, chosen by a hash of the text.
+        controls: ``"cosine"``: of the outputs; ``"attention"``: ``A A^T``.
+        separators: tokens whose attention is the separator focus.
+        bootstrap: replicates of the bootstrap over texts.
+        seed: of the bootstrap, the null model and the sample.
+
+    Raises:
+        AttnExtError: a model that cannot be captured, layers or heads that it has not, an unknown word in ``keep``.
+
+    Example:
+        >>> with ContextSimilarityProbe(model, tokenizer) as probe:  # doctest: +SKIP
+        ...     probe.feed(texts, batch_size=16)
+        >>> probe.statistics().get("within_sentence", percent=1).values  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        layers: Sequence[int | str] | int | str | None = None,
+        heads: Sequence[int] | int | None = None,
+        keep: Sequence[str] | str = ("statistics",),
+        *,
+        percents: Sequence[float] = (1, 2, 5),
+        sample: float = 1 / 16,
+        controls: Sequence[str] = CONTROLS,
+        separators: Sequence[str] = (".", ","),
+        bootstrap: int = 64,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.layers = choose_layers(capturable_layers(model), layers)
+        self.heads = choose_heads(self.layers, heads)
+        self.keep = words(keep, KEEPS, "keep")
+        settings = Settings(
+            layers=tuple(layer.index for layer in self.layers),
+            heads=tuple(self.heads),
+            percents=percents_of(percents),
+            replicates=whole(bootstrap, 2, "bootstrap"),
+            sample=share(sample),
+            controls=words(controls, CONTROLS, "controls"),
+            separators=tuple(separators),
+            seed=whole(seed, 0, "seed"),
+        )
+        special = special_ids(tokenizer) if tokenizer is not None else config_special_ids(model)
+        known = None if tokenizer is None else token_ids(tokenizer, settings.separators)
+        self._stream = Stream(settings, special, known)
+        self._matrices: list[tuple[ForwardPass, dict[int, Tensor]]] = []
+        self._lock = threading.Lock()
+        self._open: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> ContextSimilarityProbe:
+        if self._open is not None:
+            raise AttnExtError("this probe is entered already; make another one to nest them")
+        if self.tokenizer is None and "statistics" in self.keep:
+            warnings.warn(
+                "a probe without a tokenizer knows special tokens by the model's configuration only "
+                f"(ids {self._stream.special_ids.tolist()}), and no separators and sentences; give tokenizer=",
+                stacklevel=2,
+            )
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(capture(self.model, self._on_layer, self._on_end, self.layers))
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        opened, self._open = self._open, None
+        opened.close()
+
+    @torch.no_grad()
+    def feed(
+        self,
+        texts: Iterable[str],
+        batch_size: int = 8,
+        *,
+        truncation: bool = False,
+        max_length: int | None = None,
+        language: str = "en",
+    ) -> int:
+        """Run texts through the model, in evaluation mode, with the words and sentences of their tokens known.
+
+        Padding is on the right whatever the tokenizer says: the same text gives the same statistics in any batch.
+
+        Args:
+            texts: strings; any iterable, read as it goes.
+            batch_size: texts a pass.
+            truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
+            max_length: the longest text in tokens, special ones included; None is what the model takes.
+            language: of the texts, for the sentence splitter.
+
+        Returns:
+            How many texts were fed.
+
+        Raises:
+            AttnExtError: outside the block, no tokenizer, no texts, a blank text or one that is too long.
+        """
+        if self._open is None:
+            raise AttnExtError("feed works inside the block only: with ContextSimilarityProbe(...) as probe")
+        if self.tokenizer is None:
+            raise AttnExtError("feed needs the model's tokenizer: ContextSimilarityProbe(model, tokenizer)")
+        if isinstance(texts, (str, bytes)):
+            raise AttnExtError("texts must be a list of strings, got one string; put it in a list")
+        whole(batch_size, 1, "batch_size")
+        limit = max_tokens(self.model)
+        limits = [each for each in (limit, max_length) if each is not None]
+        reader = token_reader(self.model)
+        extra = {"use_cache": False} if causal_model(self.model) else {}
+        device = next(reader.parameters()).device
+        modes = [(module, module.training) for module in self.model.modules()]
+        count, source = 0, iter(texts)
+        self.model.eval()
+        try:
+            while batch := list(itertools.islice(source, batch_size)):
+                annotation = annotate(
+                    batch,
+                    self.tokenizer,
+                    truncation=truncation,
+                    max_length=min(limits, default=None),
+                    language=language,
+                    first=count,
+                )
+                self._check_ids(annotation.input_ids, reader)
+                fed(annotation)
+                reader(
+                    input_ids=annotation.input_ids.to(device),
+                    attention_mask=annotation.attention_mask.to(device),
+                    **extra,
+                )
+                count += len(batch)
+        finally:
+            fed(None)
+            for module, training in modes:
+                module.training = training
+        if not count:
+            raise AttnExtError("there are no texts to feed; the list is empty")
+        return count
+
+    def matrices(self, layer: int) -> Tensor:
+        """The context similarity matrices (B, H, N, N) of one layer, diagonal zero, on the CPU.
+
+        Dot products of all tokens, special tokens and padding included (:meth:`tokens` tells them). After several
+        passes, texts follow one another, and shorter passes are filled with zeros at the end.
+
+        Raises:
+            AttnExtError: the probe keeps no matrices, has not this layer, or has seen no pass.
+        """
+        if "matrices" not in self.keep:
+            raise AttnExtError("this probe keeps no matrices: ContextSimilarityProbe(model, keep=('matrices',))")
+        indices = [each.index for each in self.layers]
+        if layer not in indices:
+            raise AttnExtError(f"the probe has no layer {layer!r}; it has {', '.join(map(str, indices))}")
+        self._check_seen()
+        return _joined([of_layer[layer] for _, of_layer in self._matrices])
+
+    def tokens(self) -> tuple[Tensor | None, Tensor]:
+        """Token ids (B, N), None where a pass was given embeddings, and the padding mask, True = real token.
+
+        In the order of :meth:`matrices`, filled with 0 and False.
+        """
+        self._check_seen()
+        ids = [forward.input_ids for forward, _ in self._matrices]
+        mask = _joined([forward.attention_mask for forward, _ in self._matrices])
+        return (None if any(each is None for each in ids) else _joined(ids)), mask
+
+    def statistics(self) -> ProbeStatistics:
+        """All statistics so far, each with chance levels and an interval; may be called at any time.
+
+        Raises:
+            AttnExtError: the probe keeps no statistics, or has seen no text of two tokens or more.
+        """
+        stream = self._stream
+        settings = dataclasses.asdict(stream.settings)
+        if "statistics" not in self.keep:
+            raise AttnExtError("this probe keeps no statistics; leave keep as it is, or add 'statistics' to it")
+        with stream.lock:
+            counts = dict(stream.counts)
+            if not counts["texts"]:
+                seen = f"{counts['skipped']} texts, each of one token" if counts["skipped"] else "no forward pass"
+                raise AttnExtError(
+                    f"the probe has seen {seen}; run model(**inputs) or probe.feed(texts) inside the block"
+                )
+            layers, heads, percents = settings["layers"], list(settings["heads"]), settings["percents"]
+            found = pair_statistics(stream.sums, "dot", "all", layers, heads, percents)
+            for measure in settings["controls"]:
+                found += pair_statistics(stream.sums, measure, "sample", layers, heads, percents)
+            found += attention_statistics(stream.sums, layers, heads, percents)
+            distances = np.stack([stream.plain[f"dot/distances/{layer}"][0] for layer in layers], 1)
+            by_chance = stream.plain["all/distances"][0]
+        return ProbeStatistics(
+            found,
+            {
+                "bins": list(DISTANCE_BINS),
+                "percents": list(percents),
+                "values": np.moveaxis(ratio(distances, distances.sum(-1, keepdims=True)), 2, 0).swapaxes(1, 2),
+                "chance": ratio(by_chance, by_chance.sum(-1, keepdims=True)),
+            },
+            counts,
+            settings,
+            self._notes(counts, settings),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The streamed statistics as numbers and numpy arrays, for a file or another process."""
+        return self._stream.state_dict()
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the streamed statistics take."""
+        return self._stream.sums.nbytes + self._stream.plain.nbytes
+
+    def merge(self, other: ContextSimilarityProbe | Mapping[str, Any]) -> None:
+        """Add the statistics of another probe, or its :meth:`state_dict`.
+
+        Raises:
+            AttnExtError: the other's layers, heads, percentages, sample or seed are not the same.
+        """
+        self._stream.merge(other.state_dict() if isinstance(other, ContextSimilarityProbe) else dict(other))
+
+    def gather(self) -> None:
+        """Give every process of an accelerate run the statistics of all of them; with one process nothing changes."""
+        from accelerate.utils import gather_object
+
+        states = gather_object([self.state_dict()])
+        with self._stream.lock:
+            self._stream.clear()
+        for state in states:
+            self._stream.merge(state)
+
+    def _on_layer(self, call: HeadOutputs) -> None:
+        seen = call.forward.notes.setdefault((self, "layers"), set())
+        if call.layer.index in seen:
+            raise AttnExtError(
+                f"{call.layer.name} ran more than once in a pass: layers that share weights are not told apart"
+            )
+        seen.add(call.layer.index)
+        if "statistics" in self.keep:
+            self._stream.on_layer(call)
+        if "matrices" in self.keep:
+            output = call.output if len(self.heads) == call.output.shape[1] else call.output[:, self.heads]
+            kept = call.forward.notes.setdefault(self, {})
+            kept[call.layer.index] = similarity_matrices(output).cpu()
+
+    def _on_end(self, forward: ForwardPass) -> None:
+        self._stream.on_end(forward)
+        kept = forward.notes.pop(self, None)
+        if kept is not None:
+            with self._lock:
+                self._matrices.append((forward, kept))
+
+    def _check_ids(self, ids: Tensor, reader: nn.Module) -> None:
+        known = getattr(reader.get_input_embeddings(), "num_embeddings", None)
+        if known is not None and int(ids.max()) >= known:
+            raise AttnExtError(
+                f"the tokenizer gives token id {int(ids.max())}, the model knows 0 to {known - 1}; give the model's "
+                "own tokenizer"
+            )
+
+    def _check_seen(self) -> None:
+        if not self._matrices:
+            raise AttnExtError(
+                "the probe has seen no forward pass; run model(**inputs) or probe.feed(texts) inside the block"
+            )
+
+    def _notes(self, counts: dict[str, int], settings: dict[str, Any]) -> list[str]:
+        notes = []
+        if not counts["sentences"]:
+            notes.append("No sentences were known: sentence statistics need probe.feed(texts), which has the offsets.")
+        if self.tokenizer is None:
+            notes.append("Without a tokenizer, special tokens are those of the model's configuration.")
+        if settings["sample"] and not counts["sampled"]:
+            notes.append(
+                f"No text fell into the sample of {settings['sample']:.4g} of the texts: no controls and nothing "
+                "of the attention map; feed more texts, or set sample=1."
+            )
+        if counts["texts"] < 20:
+            notes.append(f"Intervals from {counts['texts']} texts are too narrow; 20 are the least to rely on.")
+        if counts["skipped"]:
+            notes.append(f"{counts['skipped']} texts of fewer than two tokens have no pairs and were left out.")
+        return notes
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Along the batch, the other axes filled up with zeros at the end; a single part as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    longest = max(part.shape[-1] for part in parts)
+    axes = parts[0].ndim - 1 if parts[0].ndim == 2 else 2
+    filled = [nn.functional.pad(part, (0, longest - part.shape[-1]) * axes) for part in parts]
+    return torch.cat(filled)

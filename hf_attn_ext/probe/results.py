@@ -1,0 +1,178 @@
+"""Statistics as values with their chance levels and intervals: tables to read, write and draw from.
+
+The JSON form, which :meth:`ProbeStatistics.to_json` writes, holds ``format`` (1), ``counts``, ``settings``, ``notes``,
+``distances`` and ``statistics``, a list of :class:`Statistic` by field; NaN is null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import AttnExtError, suggest
+
+FORMAT = 1
+MEASURES = {"dot": "dot products of the heads' outputs", "cosine": "their cosines", "attention": "A A^T"}
+DESCRIPTIONS = {
+    "within_sentence": "share of high pairs inside one sentence",
+    "repeated_tokens": "share of high pairs with the same token id",
+    "signal": "share of high pairs inside one sentence or with the same token id",
+    "noise": "share of high pairs that are neither",
+    "distance": "mean distance of high pairs, in tokens",
+    # chance draws pairs at random; vectors without any relation exceed it where some are long: see the cosine control
+    "top_token": "share of high pairs' ends that the most common token takes",
+    "unique_tokens": "distinct most common tokens of a layer's heads, over the heads",
+    "separator_focus": "share of attention on separators, of that on tokens that are not special",
+    "special_focus": "share of attention on special tokens",
+    "region": "share of high pairs where attention is as high",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """One statistic, by layer and head.
+
+    Attributes:
+        name: see :data:`DESCRIPTIONS`.
+        measure: what similarity is: ``"dot"``, or a control, ``"cosine"`` or ``"attention"``.
+        percent: which pairs are high; None for statistics of the attention map.
+        layers, heads: the numbers of the axes; heads is None for a statistic of a whole layer.
+        values: (L, H), or (L,).
+        interval: (L, H, 2), 95% by a bootstrap over texts; NaN where it rests on one text.
+        chance: (L, H), for pairs drawn by count; NaN where there is no such level.
+        chance_matched: (L, H), for pairs drawn at the same distances.
+        excess_interval: (L, H, 2), 95% interval of ``values - chance``, texts paired.
+        excess_matched_interval: the same of ``values - chance_matched``.
+        texts: how many texts it rests on.
+    """
+
+    name: str
+    measure: str
+    percent: float | None
+    layers: list[int]
+    heads: list[int] | None
+    values: np.ndarray
+    interval: np.ndarray
+    chance: np.ndarray
+    chance_matched: np.ndarray
+    excess_interval: np.ndarray
+    excess_matched_interval: np.ndarray
+    texts: int
+
+    @property
+    def description(self) -> str:
+        return DESCRIPTIONS[self.name]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeStatistics:
+    """All statistics of a probe.
+
+    Attributes:
+        statistics: one entry a name, measure and percentage.
+        distances: ``bins`` (lower bounds), ``percents``, ``values`` (P, L, H, bins): shares of the high pairs by
+            distance, ``chance`` (P, bins): shares of all pairs.
+        counts: texts, tokens, special tokens, padding and so on that were seen.
+        settings: of the probe.
+        notes: what a reader must know of gaps, in sentences.
+
+    Example:
+        >>> table = probe.statistics()  # doctest: +SKIP
+        >>> table.get("within_sentence", percent=1).values.shape  # doctest: +SKIP
+        (6, 12)
+    """
+
+    statistics: list[Statistic]
+    distances: dict[str, Any]
+    counts: dict[str, int]
+    settings: dict[str, Any]
+    notes: list[str]
+
+    def get(self, name: str, percent: float | None = None, measure: str = "dot") -> Statistic:
+        """Return one statistic; ``percent`` None is the first.
+
+        Raises:
+            AttnExtError: there is none such.
+        """
+        names = list(dict.fromkeys(each.name for each in self.statistics))
+        if name not in names:
+            raise AttnExtError(f"no statistic {name!r};{suggest(name, names)} There are: {', '.join(names)}")
+        for each in self.statistics:
+            if each.name == name and each.measure == measure and percent in (None, each.percent):
+                return each
+        there = sorted({(e.measure, e.percent) for e in self.statistics if e.name == name}, key=str)
+        raise AttnExtError(f"no statistic {name!r} with measure {measure!r} and percent {percent!r}; there are {there}")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary a statistic, layer and head: what a data frame is made of."""
+        found = []
+        for each in self.statistics:
+            for place in np.ndindex(each.values.shape):
+                row = {"name": each.name, "measure": each.measure, "percent": each.percent}
+                row["layer"] = each.layers[place[0]]
+                row["head"] = each.heads[place[1]] if each.heads is not None else None
+                for field in ("values", "chance", "chance_matched"):
+                    row[field.removesuffix("s")] = float(getattr(each, field)[place])
+                for field in ("interval", "excess_interval", "excess_matched_interval"):
+                    row[f"{field}_low"], row[f"{field}_high"] = map(float, getattr(each, field)[place])
+                found.append(row)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **_plain(dataclasses.asdict(self))}
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The JSON text; written to ``path``, beside and then renamed, where one is given."""
+        text = json.dumps(self.to_dict(), allow_nan=False)
+        if path is not None:
+            path = Path(path)
+            beside = path.with_name(f".{path.name}.{os.getpid()}")
+            try:
+                beside.write_text(text, encoding="utf-8")
+                os.replace(beside, path)
+            except OSError as error:
+                beside.unlink(missing_ok=True)
+                raise AttnExtError(f"cannot write {path}: {error.strerror}") from error
+        return text
+
+    @classmethod
+    def from_json(cls, text: str | Path) -> ProbeStatistics:
+        """Read what :meth:`to_json` made: a path, or the text itself.
+
+        Raises:
+            AttnExtError: no such file, or not of this format.
+        """
+        if isinstance(text, Path):
+            try:
+                text = text.read_text(encoding="utf-8")
+            except OSError as error:
+                raise AttnExtError(f"cannot read {text}: {error.strerror}") from error
+        try:
+            state = json.loads(text)
+            if state.pop("format", None) != FORMAT:
+                raise KeyError("format")
+            state["statistics"] = [Statistic(**_arrays(each)) for each in state["statistics"]]
+            state["distances"] = _arrays(state["distances"])
+            return cls(**state)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise AttnExtError(f"these are no statistics of a probe, format {FORMAT} ({error})") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.ndarray):
+        return np.where(np.isfinite(value), value, None).tolist()
+    return value
+
+
+def _arrays(entry: dict[str, Any]) -> dict[str, Any]:
+    fields = ("values", "chance", "chance_matched", "interval", "excess_interval", "excess_matched_interval")
+    return {n: np.array(v, dtype=np.float64) if n in fields else v for n, v in entry.items()}

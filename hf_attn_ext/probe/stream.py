@@ -1,0 +1,236 @@
+"""Streamed statistics of forward passes: prepare a pass's texts, count layer by layer, commit when the pass is over."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import AttnExtError
+from ..integration.capture import ForwardPass, HeadOutputs, attention_map
+from .annotate import Annotation
+from .measures import attention_sums, chance_sums, high_pairs, in_parts, pair_sums
+from .sums import Sums
+from .texts import Text, make_text
+
+COUNTS = ("texts", "skipped", "tokens", "special", "padding", "pairs", "sentences", "words", "sampled")
+
+# The annotation of the batch that each thread feeds; any probe that sees the batch may use it.
+_FED = threading.local()
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What statistics depend on; two probes merge only where these are equal."""
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    percents: tuple[float, ...]
+    replicates: int
+    sample: float
+    controls: tuple[str, ...]
+    separators: tuple[str, ...]
+    seed: int
+
+
+@dataclasses.dataclass
+class _Pass:
+    """A pass that is not over: its texts, and what its layers have given."""
+
+    texts: list[Text]
+    counts: dict[str, int]
+    parts: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+
+
+class Stream:
+    """The statistics of one probe."""
+
+    def __init__(self, settings: Settings, special_ids: set[int], separator_ids: set[int] | None) -> None:
+        self.settings = settings
+        self.special_ids = np.array(sorted(special_ids), dtype=np.int64)
+        self.separator_ids = None if separator_ids is None else np.array(sorted(separator_ids), dtype=np.int64)
+        self.lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        self.sums = Sums(self.settings.replicates)
+        self.plain = Sums(0)
+        self.counts = dict.fromkeys(COUNTS, 0)
+
+    def on_layer(self, call: HeadOutputs) -> None:
+        """Count one layer's heads."""
+        one: _Pass = call.forward.notes.get(self)
+        if one is None:
+            one = call.forward.notes[self] = self._begin(call.forward)
+        heads = list(self.settings.heads)
+        if call.modifiers and self.settings.sample:
+            attention_map(call, 0)  # says that it is not followed, before the first text of the sample comes
+        for text in one.texts:
+            outputs = _rows(call.output[text.row], text.places)
+            outputs = outputs if len(heads) == outputs.shape[0] else outputs[heads]
+            chosen = high_pairs(outputs, text)
+            self._count(one, "dot", call.layer.index, chosen, text)
+            if text.in_sample(self.settings.sample):
+                self._sampled(one, call, text, outputs, chosen)
+
+    def on_end(self, forward: ForwardPass) -> None:
+        """Commit a pass that has come to its end; one that was broken off leaves no trace."""
+        one: _Pass | None = forward.notes.pop(self, None)
+        if one is None:
+            return
+        groups = {
+            "all": np.array([text.weights for text in one.texts]),
+            "sample": np.array([t.weights for t in one.texts if t.in_sample(self.settings.sample)]),
+        }
+        with self.lock:
+            for name, parts in one.parts.items():
+                group, name = name.split(":")
+                if group == "plain":
+                    self.plain.add(name, np.ones((len(parts), 1)), np.stack(parts))
+                else:
+                    self.sums.add(name, groups[group], np.stack(parts))
+            for name, count in one.counts.items():
+                self.counts[name] += count
+
+    def _count(self, one: _Pass, measure: str, layer: int, chosen: np.ndarray, text: Text) -> None:
+        sums, unique, histogram = pair_sums(chosen, text)
+        group = "all" if measure == "dot" else "sample"
+        one.parts.setdefault(f"{group}:{measure}/pairs/{layer}", []).append(sums)
+        one.parts.setdefault(f"{group}:{measure}/unique/{layer}", []).append(unique)
+        kept = one.parts.setdefault(f"plain:{measure}/distances/{layer}", [np.zeros_like(histogram)])
+        kept[0] += histogram
+
+    def _sampled(self, one: _Pass, call: HeadOutputs, text: Text, outputs: torch.Tensor, chosen: np.ndarray) -> None:
+        """The controls, and what is read from the attention map."""
+        layer, controls = call.layer.index, self.settings.controls
+        if "cosine" in controls:
+            wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+            self._count(one, "cosine", layer, high_pairs(torch.nn.functional.normalize(wide, dim=-1), text), text)
+        parts = []
+        for group in in_parts(len(self.settings.heads), call.output.shape[2]):
+            attention = attention_map(call, text.row, list(self.settings.heads[group])).cpu()
+            pairs = high_pairs(_rows(attention, text.places), text) if "attention" in controls else None
+            parts.append((*attention_sums(attention.numpy(), text, call.causal, chosen[group]), pairs))
+        focus, region, pairs = zip(*parts, strict=True)
+        one.parts.setdefault(f"sample:focus/{layer}", []).append(np.concatenate(focus))
+        one.parts.setdefault(f"sample:region/{layer}", []).append(np.concatenate(region))
+        if "attention" in controls:
+            self._count(one, "attention", layer, np.concatenate(pairs), text)
+
+    def _begin(self, forward: ForwardPass) -> _Pass:
+        if forward.input_ids is None:
+            raise AttnExtError(
+                "the pass was given embeddings: without token ids no statistics; give input_ids, or keep=('matrices',)"
+            )
+        ids, mask = forward.input_ids.cpu().numpy(), forward.attention_mask.cpu().numpy()
+        known = _annotation_of(forward)
+        special = np.isin(ids, self.special_ids) if known is None else known.special | np.isin(ids, self.special_ids)
+        separates = None if self.separator_ids is None else np.isin(ids, self.separator_ids)
+        counts = dict.fromkeys(COUNTS, 0)
+        texts = []
+        for row in range(len(ids)):
+            places = np.flatnonzero(mask[row] & ~special[row])
+            counts["tokens"] += len(places)
+            counts["special"] += int((mask[row] & special[row]).sum())
+            counts["padding"] += int((~mask[row]).sum())
+            if known is not None:
+                counts["sentences"] += len(np.unique(known.sentences[row, places]))
+                counts["words"] += len(np.unique(known.words[row, places]))
+            if len(places) < 2:
+                counts["skipped"] += 1
+                continue
+            text = make_text(
+                row,
+                ids[row, places],
+                places,
+                np.flatnonzero(mask[row] & special[row]),
+                None if known is None else known.sentences[row, places],
+                None if separates is None else separates[row, places],
+                self.settings.percents,
+                self.settings.replicates,
+                len(self.settings.heads),
+                self.settings.seed,
+            )
+            counts["texts"] += 1
+            counts["pairs"] += len(text.pairs[0])
+            counts["sampled"] += text.in_sample(self.settings.sample)
+            texts.append(text)
+        one = _Pass(texts, counts)
+        for text in texts:
+            self._levels(one, text)
+        return one
+
+    def _levels(self, one: _Pass, text: Text) -> None:
+        """What does not depend on the model: the chance levels, and what ratios are taken over."""
+        chance, distances = chance_sums(text)
+        has_sentences = float(text.sentences is not None)
+        below = np.array([[count, count * has_sentences, 1.0, has_sentences] for count in text.counts])
+        chance_with = chance.copy()
+        if not has_sentences:
+            chance_with[:, [0, 2]] = 0.0
+        groups = ["all", "sample"] if text.in_sample(self.settings.sample) else ["all"]
+        for group in groups:
+            one.parts.setdefault(f"{group}:{group}/chance", []).append(chance_with)
+            one.parts.setdefault(f"{group}:{group}/below", []).append(below)
+        one.parts.setdefault("plain:all/distances", []).append(distances)
+        if "sample" in groups:
+            known = float(text.separators is not None)
+            rows = np.array([text.length, text.length * known, known])
+            one.parts.setdefault("sample:sample/rows", []).append(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        with self.lock:
+            return {
+                "settings": dataclasses.asdict(self.settings),
+                "counts": dict(self.counts),
+                "sums": self.sums.state_dict(),
+                "plain": self.plain.state_dict(),
+            }
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Add the statistics of another stream, such as another process's.
+
+        Raises:
+            AttnExtError: taken under other settings.
+        """
+        try:
+            theirs = {name: _tuple(value) for name, value in state["settings"].items()}
+            sums, plain = Sums(self.settings.replicates), Sums(0)
+            sums.load_state_dict(state["sums"])
+            plain.load_state_dict(state["plain"])
+            counts = {name: int(state["counts"][name]) for name in COUNTS}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise AttnExtError(f"this is no state of a probe: {error} is missing or of the wrong kind") from error
+        for name, value in dataclasses.asdict(self.settings).items():
+            if theirs.get(name) != value:
+                raise AttnExtError(f"the states differ in {name}: {value!r} here, {theirs.get(name)!r} there")
+        with self.lock:
+            self.sums.merge(sums)
+            self.plain.merge(plain)
+            for name, count in counts.items():
+                self.counts[name] += count
+
+
+def fed(annotation: Annotation | None) -> None:
+    """Say which batch this thread is feeding."""
+    _FED.annotation = annotation
+
+
+def _annotation_of(forward: ForwardPass) -> Annotation | None:
+    known: Annotation | None = getattr(_FED, "annotation", None)
+    if known is None or known.input_ids.shape != forward.input_ids.shape:
+        return None
+    return known if torch.equal(known.input_ids, forward.input_ids.cpu()) else None
+
+
+def _rows(x: torch.Tensor, places: np.ndarray) -> torch.Tensor:
+    """(H, n, d) at ``places``, as a view where they are neighbours."""
+    first, last = int(places[0]), int(places[-1])
+    return x[:, first : last + 1] if last - first + 1 == len(places) else x[:, torch.from_numpy(places).to(x.device)]
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,109 @@
+"""From streamed sums to statistics: ratios, chance levels, intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .measures import CHANCE_SUMS, FOCUS_SUMS, PAIR_SUMS, REGION_SUMS, UNIQUE_SUMS
+from .results import Statistic
+from .sums import Sums, interval, ratio
+
+# public name: (sum, whether it needs sentences)
+_PAIR_STATISTICS = {
+    "within_sentence": ("within", True),
+    "repeated_tokens": ("repeated", False),
+    "signal": ("related", True),
+    "noise": ("related", True),
+    "distance": ("distance", False),
+    "top_token": ("top", False),
+}
+
+
+def pair_statistics(
+    sums: Sums, measure: str, group: str, layers: Sequence[int], heads: list[int], percents: Sequence[float]
+) -> list[Statistic]:
+    """The statistics of the high pairs of one measure; ``group`` is the texts it was taken on."""
+    if f"{measure}/pairs/{layers[0]}" not in sums:
+        return []
+    pairs = np.stack([sums[f"{measure}/pairs/{layer}"] for layer in layers], 1)  # (R + 1, L, H, P, 9)
+    unique = np.stack([sums[f"{measure}/unique/{layer}"] for layer in layers], 1)  # (R + 1, L, P, 2)
+    chance, below = sums[f"{group}/chance"], sums[f"{group}/below"]  # (R + 1, P, 6), (R + 1, P, 3)
+    found = []
+    for level, percent in enumerate(percents):
+        texts = int(round(below[0, level, 2]))
+        for name, (key, sentences) in _PAIR_STATISTICS.items():
+            over = below[:, level, int(sentences)]
+            values = ratio(pairs[:, :, :, level, PAIR_SUMS.index(key)], over[:, None, None])
+            by_count = ratio(chance[:, level, CHANCE_SUMS.index(key)], over)[:, None, None]
+            by_count = np.broadcast_to(by_count, values.shape)
+            matched = np.full(values.shape, np.nan)
+            if f"{key}_matched" in PAIR_SUMS:
+                matched = ratio(pairs[:, :, :, level, PAIR_SUMS.index(f"{key}_matched")], over[:, None, None])
+            if name == "noise":
+                values, by_count, matched = 1 - values, 1 - by_count, 1 - matched
+            used = texts if not sentences else int(round(below[0, level, 3]))
+            found.append(_statistic(name, measure, percent, layers, heads, values, by_count, matched, used))
+        over = below[:, level, 2][:, None]
+        values, matched = (ratio(unique[:, :, level, UNIQUE_SUMS.index(n)], over) for n in UNIQUE_SUMS)
+        by_count = np.broadcast_to(ratio(chance[:, level, CHANCE_SUMS.index("unique")][:, None], over), values.shape)
+        found.append(_statistic("unique_tokens", measure, percent, layers, None, values, by_count, matched, texts))
+    return found
+
+
+def attention_statistics(
+    sums: Sums, layers: Sequence[int], heads: list[int], percents: Sequence[float]
+) -> list[Statistic]:
+    """The statistics of the attention map, taken on the sample."""
+    if f"focus/{layers[0]}" not in sums:
+        return []
+    focus = np.stack([sums[f"focus/{layer}"] for layer in layers], 1)
+    region = np.stack([sums[f"region/{layer}"] for layer in layers], 1)
+    rows, below = sums["sample/rows"], sums["sample/below"]
+    nothing = np.full(focus.shape[:3], np.nan)
+    texts = int(round(below[0, 0, 2]))
+    separators = [ratio(focus[..., FOCUS_SUMS.index(n)], rows[:, 1, None, None]) for n in FOCUS_SUMS[:3]]
+    special = ratio(focus[..., FOCUS_SUMS.index("special")], rows[:, 0, None, None])
+    found = [
+        _statistic("separator_focus", "dot", None, layers, heads, *separators, int(round(rows[0, 2]))),
+        _statistic("special_focus", "dot", None, layers, heads, special, nothing, nothing, texts),
+    ]
+    for level, percent in enumerate(percents):
+        over = below[:, level, 0][:, None, None]
+        parts = [ratio(region[:, :, :, level, place], over) for place in range(len(REGION_SUMS))]
+        found.append(_statistic("region", "dot", percent, layers, heads, *parts, texts))
+    return found
+
+
+def _statistic(
+    name: str,
+    measure: str,
+    percent: float | None,
+    layers: Sequence[int],
+    heads: list[int] | None,
+    values: np.ndarray,
+    chance: np.ndarray,
+    matched: np.ndarray,
+    texts: int,
+) -> Statistic:
+    """One entry from arrays whose first axis is the sum and its replicates."""
+
+    def bounds(each: np.ndarray) -> np.ndarray:
+        bounds = interval(each[1:], each[0])
+        return bounds if texts > 1 else np.full(bounds.shape, np.nan)  # one text says nothing of others
+
+    return Statistic(
+        name,
+        measure,
+        percent,
+        list(layers),
+        heads,
+        values[0],
+        bounds(values),
+        np.array(chance[0]),
+        matched[0],
+        bounds(values - chance),
+        bounds(values - matched),
+        texts,
+    )

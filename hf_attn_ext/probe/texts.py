@@ -1,0 +1,120 @@
+"""One text of a forward pass, as the statistics see it: its real tokens, its pairs, and what chance would give."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from .similarity import Pairs, high_counts, pairs_of
+
+# Half-octaves of the distance |i - j| in tokens: the lower bounds of the bins.
+DISTANCE_BINS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129, 193, 257, 385, 513, 769, 1025, 2049, 4097, 8193)
+RELATIONS = ("within", "repeated", "related")
+
+
+@dataclasses.dataclass
+class Text:
+    """The real tokens of one text that are not special, n of them, and their pairs i < j.
+
+    Attributes:
+        row: its place in the batch.
+        places: (n,) where its tokens stand in the batch.
+        length: n.
+        pairs: :func:`.similarity.pairs_of` n.
+        types: (n,) number of the token's id among the text's distinct ids, in order of appearance.
+        sentences: (n,) sentence numbers, or None where they are not known.
+        separators: (n,) bool, or None where it is not known which tokens separate.
+        special_places: where its special tokens stand.
+        counts: how many pairs are high, for each percentage.
+        key: 64 bits that depend on its token ids and the seed alone.
+        weights: (R + 1,), 1 and then its weight in each bootstrap replicate.
+        relation_share: (3,) the share of its pairs that are within a sentence, repeated, either.
+        relation_at: (3, n) the same among the pairs at each distance.
+        draws: (H, k) uniform numbers for the null model.
+        separators_by: chance levels of the separator focus, once they were asked for.
+    """
+
+    row: int
+    places: np.ndarray
+    length: int
+    pairs: Pairs
+    types: np.ndarray
+    sentences: np.ndarray | None
+    separators: np.ndarray | None
+    special_places: np.ndarray
+    counts: tuple[int, ...]
+    key: int
+    weights: np.ndarray
+    relation_share: np.ndarray
+    relation_at: np.ndarray
+    draws: np.ndarray
+    separators_by: dict[bool, tuple[float, np.ndarray]] = dataclasses.field(default_factory=dict)
+
+    def in_sample(self, share: float) -> bool:
+        """Whether the text is in a sample of that share: a matter of its tokens and the seed alone."""
+        return self.key < share * 2.0**64
+
+
+def make_text(
+    row: int,
+    ids: np.ndarray,
+    places: np.ndarray,
+    special_places: np.ndarray,
+    sentences: np.ndarray | None,
+    separators: np.ndarray | None,
+    percents: tuple[float, ...],
+    replicates: int,
+    heads: int,
+    seed: int,
+) -> Text:
+    """Prepare one text; ``ids``, ``sentences`` and ``separators`` are those of the tokens at ``places``."""
+    length = len(ids)
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    types = np.argsort(np.argsort(first))[inverse]
+    digest = hashlib.blake2b(ids.astype("<i8").tobytes(), digest_size=8, key=str(seed).encode()).digest()
+    key = int.from_bytes(digest, "little")
+    # what is drawn for a text depends on the text and the seed, never on the batch or the process it came in
+    generator = np.random.Generator(np.random.Philox(key=[key, seed % 2**64]))
+    weights = np.concatenate([[1.0], generator.poisson(1.0, replicates)])
+    pairs = pairs_of(length)
+    counts = tuple(high_counts(len(pairs[0]), percents))
+    share, at = _relations(types, sentences, pairs)
+    draws = generator.random((heads, counts[-1]), dtype=np.float32)
+    return Text(
+        row,
+        places,
+        length,
+        pairs,
+        types,
+        None if sentences is None else sentences.astype(np.int32),
+        separators,
+        special_places,
+        counts,
+        key,
+        weights,
+        share,
+        at,
+        draws,
+    )
+
+
+def related(
+    types: np.ndarray, sentences: np.ndarray | None, i: np.ndarray, j: np.ndarray, out: np.ndarray | None = None
+) -> np.ndarray:
+    """(3, *i.shape), 1 or 0: in one sentence, of one token id, either."""
+    out = np.empty((3, *i.shape), dtype=bool) if out is None else out
+    repeated = types[i] == types[j]
+    within = np.zeros_like(repeated) if sentences is None else sentences[i] == sentences[j]
+    out[0], out[1], out[2] = within, repeated, within | repeated
+    return out
+
+
+def _relations(types: np.ndarray, sentences: np.ndarray | None, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    length = len(types)
+    i, j, _ = pairs
+    found = related(types, sentences, i, j)
+    distance = j - i
+    at = np.stack([np.bincount(distance[each], minlength=length) for each in found])
+    return at.sum(1) / len(i), (at / (length - np.arange(length))).astype(np.float32)

@@ -1,0 +1,351 @@
+"""Streamed statistics: equal to loops over pairs, whatever the batches; planted truths are found, noise is noise."""
+
+import json
+
+import naive
+import numpy as np
+import planted
+import pytest
+import torch
+from transformers import GPT2Config, GPT2Model
+
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.capture import ForwardPass, HeadOutputs, attention_map, capturable_layers, capture
+from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, measures, similarity
+from hf_attn_ext.probe.stream import Settings, Stream, fed
+
+RELATIONS = ("within_sentence", "repeated_tokens", "signal")
+
+
+def small_gpt():
+    torch.manual_seed(1)
+    sizes = dict(n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3)
+    return GPT2Model(GPT2Config(vocab_size=len(planted.VOCABULARY), bos_token_id=2, eos_token_id=3, **sizes)).eval()
+
+
+def probed(model, tokenizer, texts, batch_size=4, **options):
+    with ContextSimilarityProbe(model, tokenizer, **{"sample": 1, **options}) as probe:
+        assert probe.feed(texts, batch_size) == len(texts)
+    return probe
+
+
+def same(one, two, tolerance=1e-9):
+    assert len(one.statistics) == len(two.statistics)
+    for a, b in zip(one.statistics, two.statistics, strict=True):
+        assert (a.name, a.measure, a.percent, a.texts) == (b.name, b.measure, b.percent, b.texts)
+        for field in ("values", "interval", "chance", "chance_matched", "excess_interval", "excess_matched_interval"):
+            assert np.allclose(getattr(a, field), getattr(b, field), rtol=tolerance, atol=tolerance, equal_nan=True)
+    assert np.allclose(one.distances["values"], two.distances["values"], atol=tolerance)
+
+
+@pytest.mark.parametrize("make", [planted.small_bert, small_gpt])
+def test_statistics_are_those_of_the_loops(make, tokenizer, monkeypatch):
+    monkeypatch.setattr(similarity, "TIE", 1e-12)  # the loops know no ties
+    model, texts = make().double(), planted.make_texts(5)
+    statistics = probed(model, tokenizer, texts, batch_size=3).statistics()
+    known, calls = annotate(texts, tokenizer), []
+    with torch.no_grad(), capture(model, calls.append):
+        model(input_ids=known.input_ids, attention_mask=known.attention_mask)
+    real = [np.flatnonzero(row) for row in known.attention_mask.numpy() * ~known.special]
+    ids = [known.input_ids[row].numpy()[places] for row, places in enumerate(real)]
+    sentences = [known.sentences[row, places] for row, places in enumerate(real)]
+    vectors = {"dot": lambda call, row: call.output[row].numpy()}
+    vectors["cosine"] = lambda call, row: torch.nn.functional.normalize(call.output[row], dim=-1).numpy()
+    vectors["attention"] = lambda call, row: attention_map(call, row).numpy()
+    for measure, of in vectors.items():
+        for layer, call in enumerate(calls):
+            for percent in naive.PERCENTS:
+                parts = []
+                for row, places in enumerate(real):
+                    x = of(call, row)[:, places]
+                    parts.append(naive.shares(x @ x.transpose(0, 2, 1), list(ids[row]), sentences[row], percent))
+                pairs = np.sum([part[0]["pairs"] for part in parts], axis=0)
+                for name in (*RELATIONS, "distance", "top_token"):
+                    found = statistics.get(name, percent, measure)
+                    assert np.allclose(found.values[layer], np.sum([p[0][name] for p in parts], axis=0) / pairs)
+                    if name in RELATIONS:
+                        assert np.allclose(found.chance[layer], np.sum([p[1][name] for p in parts], axis=0) / pairs)
+                        matched = np.sum([p[2][name] for p in parts], axis=0) / pairs
+                        assert np.allclose(found.chance_matched[layer], matched, rtol=1e-6)
+                unique = statistics.get("unique_tokens", percent, measure)
+                assert unique.values[layer] == pytest.approx(np.mean([part[3] for part in parts]))
+    assert np.allclose(statistics.get("noise").values, 1 - statistics.get("signal").values)
+    separates = [np.isin(each, [5, 6]) for each in ids]
+    rows = sum(map(len, ids))
+    found = statistics.get("separator_focus")
+    for layer, call in enumerate(calls):
+        maps = [attention_map(call, row)[:, places][:, :, places].numpy() for row, places in enumerate(real)]
+        parts = [naive.separator_focus(m, s, call.causal) for m, s in zip(maps, separates, strict=True)]
+        assert np.allclose(found.values[layer], np.sum([part[0] for part in parts], axis=0) / rows)
+        assert np.allclose(found.chance[layer], sum(part[1] for part in parts) / rows)
+        assert np.allclose(found.chance_matched[layer], np.sum([part[2] for part in parts], axis=0) / rows)
+        special = [attention_map(call, row)[:, places][:, :, [0, len(places) + 1]] for row, places in enumerate(real)]
+        expected = torch.stack([each.sum((1, 2)) for each in special]).sum(0) / rows
+        assert np.allclose(statistics.get("special_focus").values[layer], expected)
+        for percent in naive.PERCENTS:
+            inside = []
+            for m, call_row in zip(maps, range(len(real)), strict=True):
+                m = m / m.sum(-1, keepdims=True)
+                x = call.output[call_row].numpy()[:, real[call_row]]
+                for head in range(2):
+                    region = naive.high(np.maximum(m[head], m[head].T), percent)
+                    inside.append((head, len(set(region) & set(naive.high(x[head] @ x[head].T, percent))), len(region)))
+            for head in range(2):
+                share = sum(n for h, n, _ in inside if h == head) / sum(n for h, _, n in inside if h == head)
+                assert statistics.get("region", percent).values[layer, head] == pytest.approx(share)
+
+
+@pytest.mark.parametrize("make", [planted.small_bert, small_gpt])
+def test_batches_padding_sides_and_processes_change_nothing(make, tokenizer):
+    model = make().double()
+    texts = planted.make_texts(6) + planted.make_texts(5, sentences=2, seed=1) + planted.make_texts(2, 1, 3, seed=2)
+    whole = probed(model, tokenizer, texts, batch_size=13)
+    for batch_size in (1, 4):
+        other = probed(model, tokenizer, texts[::-1], batch_size)
+        assert {**other.statistics().counts, "padding": 0} == {**whole.statistics().counts, "padding": 0}
+        same(whole.statistics(), other.statistics())
+    same(whole.statistics(), probed(model, planted.word_tokenizer(padding_side="left"), texts).statistics())
+    parts = [probed(model, tokenizer, texts[rank::2], 3) for rank in range(2)]
+    parts[0].merge(parts[1])
+    assert parts[0].statistics().counts["texts"] == 13
+    same(whole.statistics(), parts[0].statistics())
+    restored = ContextSimilarityProbe(model, tokenizer, sample=1)
+    restored.merge(whole.state_dict())
+    same(whole.statistics(), restored.statistics())
+    restored.gather()
+    same(whole.statistics(), restored.statistics())
+
+
+def test_single_precision_changes_no_count_and_hardly_a_sum(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(8)
+    one, two = probed(model, tokenizer, texts, 1).statistics(), probed(model, tokenizer, texts, 8).statistics()
+    assert {**one.counts, "padding": 0} == {**two.counts, "padding": 0}
+    same(one, two, 1e-6)
+
+
+def test_plain_passes_count_the_same_but_for_sentences(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(4)
+    fed_ = probed(model, tokenizer, texts, 4).statistics()
+    with ContextSimilarityProbe(model, tokenizer, sample=1) as probe:
+        model(**tokenizer(texts, padding=True, return_tensors="pt"))
+    plain = probe.statistics()
+    assert "probe.feed" in plain.notes[0] and plain.counts["sentences"] == 0
+    assert np.isnan(plain.get("within_sentence").values).all() and np.isnan(plain.get("signal").chance).all()
+    for name in ("repeated_tokens", "distance", "top_token", "unique_tokens", "separator_focus"):
+        assert np.allclose(plain.get(name).values, fed_.get(name).values, atol=1e-6)
+    # a mixture: sentence statistics rest on the fed texts alone
+    with probe:
+        probe.feed(texts)
+    mixed = probe.statistics()
+    assert mixed.get("within_sentence").texts == 4 and mixed.get("distance").texts == 8
+    assert np.allclose(mixed.get("signal").values, fed_.get("signal").values, atol=1e-6)
+
+
+def test_special_tokens_and_padding_are_counted_and_left_out(tokenizer):
+    texts = ["Word1 word2 word3.", "Word1 word2 [MASK] word3 word4. Word5 word6."]
+    counts = probed(planted.small_bert(), tokenizer, texts, 2).statistics().counts
+    assert counts["texts"] == 2 and counts["tokens"] == 4 + 8 and counts["special"] == 4 + 1
+    assert counts["padding"] == 5 and counts["sentences"] == 3 and counts["pairs"] == 6 + 28 and counts["words"] == 12
+
+
+def test_nested_probes_and_a_broken_pass(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(3)
+    with ContextSimilarityProbe(model, tokenizer) as outer, ContextSimilarityProbe(model, tokenizer, layers=1) as inner:
+        outer.feed(texts)
+
+        def fail(*_):
+            raise RuntimeError("mine")
+
+        handle = model.encoder.layer[1].register_forward_hook(fail)
+        with pytest.raises(RuntimeError, match="mine"):
+            inner.feed(texts)
+        handle.remove()
+    assert outer.statistics().counts["texts"] == inner.statistics().counts["texts"] == 3
+    assert inner.statistics().counts["sentences"] == 12
+    one, two = outer.statistics().get("within_sentence"), inner.statistics().get("within_sentence")
+    assert two.layers == [1] and np.array_equal(one.values[1:], two.values)
+    assert np.array_equal(one.interval[1:], two.interval)
+
+
+def test_planted_heads_are_found(tokenizer):
+    statistics = probed(planted.planted_bert(), tokenizer, planted.make_texts(40)).statistics()
+    repeated = statistics.get("repeated_tokens", 1)
+    assert repeated.values[0, 0] > 0.95 and repeated.excess_interval[0, 0, 0] > 0.8
+    focus = statistics.get("separator_focus")
+    assert focus.values[0, 2] > 0.99 and focus.excess_matched_interval[0, 2, 0] > 0.8
+    assert abs(focus.values[0, 1] - focus.chance[0, 1]) < 1e-6
+    # the head that averages gives equal outputs: all pairs tie, and a tie is chance
+    for name in (*RELATIONS, "distance"):
+        low, high = statistics.get(name, 5).excess_interval[0, 1]
+        assert abs(low + high) < 2 * (high - low), name
+    control = statistics.get("repeated_tokens", 1, "cosine")
+    assert control.values[0, 0] > 0.95
+    region = statistics.get("region", 1)
+    # which of the equal pairs are taken differs, as attention is higher between rarer tokens
+    assert region.excess_matched_interval[0, 0, 0] > 0.3 and region.chance[0, 0] < 0.02
+
+
+def test_planted_sentences_are_found(tokenizer):
+    statistics = probed(planted.planted_bert(), tokenizer, planted.sentence_texts(30)).statistics()
+    within = statistics.get("within_sentence", 1)
+    # the full stops, equal too, are all in different sentences
+    assert within.values[0, 0] > 0.5 and within.excess_interval[0, 0, 0] > 0.25
+    assert within.excess_matched_interval[0, 0, 0] > 0.05 and 0.15 < within.chance[0, 0] < 0.25
+
+
+def test_noise_gives_intervals_that_contain_chance(tokenizer):
+    """Heads of random unit vectors on texts of random words: nothing is there to be found.
+
+    Of unit length, as a long vector would be in many high pairs: more than pairs drawn at random.
+    """
+    torch.manual_seed(0)
+    model = planted.small_bert(num_hidden_layers=1, num_attention_heads=8)
+    layer = capturable_layers(model)[0]
+    settings = Settings((0,), tuple(range(8)), (1, 2, 5), 64, 0.0, (), (".",), 0)
+    probe = ContextSimilarityProbe(model, tokenizer, sample=0)
+    probe._stream = stream = Stream(settings, {0, 2, 3}, None)
+    for part in range(15):
+        known = annotate(planted.make_texts(10, seed=part), tokenizer)
+        fed(known)
+        forward = ForwardPass(known.input_ids, known.attention_mask.bool())
+        outputs = torch.nn.functional.normalize(torch.randn(10, 8, known.input_ids.shape[1], 64), dim=-1)
+        stream.on_layer(HeadOutputs(layer, forward, outputs, outputs, outputs, None, 1.0, False))
+        stream.on_end(forward)
+    fed(None)
+    inside, all_ = 0, 0
+    for name in (*RELATIONS, "distance", "top_token", "unique_tokens"):
+        for percent in (1, 2, 5):
+            each = probe.statistics().get(name, percent)
+            fields = ["excess_interval"] + ["excess_matched_interval"] * (name != "distance")
+            for field in fields:
+                bounds = getattr(each, field)
+                inside += int(((bounds[..., 0] <= 0) & (bounds[..., 1] >= 0)).sum())
+                all_ += bounds[..., 0].size
+    assert inside / all_ > 0.9
+    assert stream.sums.nbytes < 2**20
+
+
+def test_inference_mode_and_then_none(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(3)
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    with ContextSimilarityProbe(model, tokenizer, sample=1) as probe:
+        with torch.inference_mode():
+            model(**inputs)
+        model(**inputs)
+    assert probe.statistics().counts["texts"] == 6
+
+
+def test_memory_is_independent_of_the_corpus(tokenizer):
+    model = planted.small_bert()
+    sizes = []
+    with ContextSimilarityProbe(model, tokenizer, sample=1) as probe:
+        for part in range(3):
+            probe.feed(planted.make_texts(6, seed=part))
+            sizes.append(probe._stream.sums.nbytes + probe._stream.plain.nbytes)
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+def test_results_as_json_rows_and_back(tokenizer, tmp_path):
+    statistics = probed(planted.small_bert(), tokenizer, planted.make_texts(3)).statistics()
+    path = tmp_path / "statistics.json"
+    statistics.to_json(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["statistics.json"]
+    back = ProbeStatistics.from_json(path)
+    same(statistics, back, 1e-15)
+    assert back.counts == statistics.counts and json.loads(path.read_text())["format"] == 1
+    assert back.to_json() == statistics.to_json()
+    rows = statistics.rows()
+    assert {row["name"] for row in rows} == {each.name for each in statistics.statistics}
+    assert sum(row["name"] == "within_sentence" for row in rows) == 2 * 2 * 3 * 3
+    with pytest.raises(AttnExtError, match="Did you mean 'within_sentence'"):
+        statistics.get("within_sentences")
+    with pytest.raises(AttnExtError, match="percent 7"):
+        statistics.get("within_sentence", 7)
+    with pytest.raises(AttnExtError, match="cannot write"):
+        statistics.to_json(tmp_path / "missing" / "statistics.json")
+    for wrong in ("[]", "{", '{"format": 2}'):
+        with pytest.raises(AttnExtError, match="no statistics of a probe"):
+            ProbeStatistics.from_json(wrong)
+    with pytest.raises(AttnExtError, match="cannot read"):
+        ProbeStatistics.from_json(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    "texts, options, message",
+    [
+        ([], {}, "the list is empty"),
+        ("one string", {}, "got one string"),
+        (["Word1 word2.", "  "], {}, "text 1 is blank"),
+        (["Word1.", 3], {}, "text 1 is a int"),
+        (["Word1 word2."] * 5 + ["word1 " * 70], {}, "text 5 has 72 tokens, the model takes 64.*truncation=True"),
+        (["Word1 word2."], {"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_wrong_texts_are_one_line(texts, options, message, tokenizer):
+    model = planted.small_bert().train()
+    with ContextSimilarityProbe(model, tokenizer) as probe:
+        with pytest.raises(AttnExtError, match=message) as caught:
+            probe.feed(texts, **options)
+    assert "\n" not in str(caught.value) and model.training and model.encoder.training
+
+
+def test_wrong_uses_are_one_line(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(2)
+    probe = ContextSimilarityProbe(model, tokenizer)
+    with pytest.raises(AttnExtError, match="inside the block"):
+        probe.feed(texts)
+    with pytest.raises(AttnExtError, match="no forward pass"):
+        probe.statistics()
+    with pytest.raises(AttnExtError, match="keeps no matrices"):
+        probe.matrices(0)
+    with probe, pytest.raises(AttnExtError, match="entered already"):
+        probe.__enter__()
+    with probe:
+        probe.feed(["word1"])
+        with pytest.raises(AttnExtError, match="1 texts, each of one token"):
+            probe.statistics()
+        with pytest.raises(AttnExtError, match="embeddings"):
+            model(inputs_embeds=torch.zeros(1, 4, 16))
+    with pytest.warns(UserWarning, match="without a tokenizer"), ContextSimilarityProbe(model) as bare:
+        with pytest.raises(AttnExtError, match="needs the model's tokenizer"):
+            bare.feed(texts)
+    with ContextSimilarityProbe(model, tokenizer, keep="matrices") as matrices:
+        matrices.feed(texts)
+    with pytest.raises(AttnExtError, match="keeps no statistics"):
+        matrices.statistics()
+    with pytest.raises(AttnExtError, match="differ in seed: 0 here, 1 there"):
+        probe.merge(ContextSimilarityProbe(model, tokenizer, seed=1))
+    with pytest.raises(AttnExtError, match="no state of a probe"):
+        probe.merge({"settings": {}})
+
+
+def test_long_texts_are_taken_in_parts(tokenizer, monkeypatch):
+    model, texts = planted.small_bert().double(), planted.make_texts(3)
+    whole = probed(model, tokenizer, texts)
+    monkeypatch.setattr(measures, "MATRIX_ENTRIES", 1)
+    same(whole.statistics(), probed(model, tokenizer, texts).statistics())
+
+
+def test_a_tokenizer_of_another_model_is_one_line(tokenizer):
+    model = planted.small_bert()
+    model.resize_token_embeddings(20)
+    with ContextSimilarityProbe(model, tokenizer) as probe, pytest.raises(AttnExtError, match="model knows 0 to 19"):
+        probe.feed(planted.make_texts(2))
+
+
+def test_one_text_gives_no_interval(tokenizer):
+    statistics = probed(planted.small_bert(), tokenizer, planted.make_texts(1)).statistics()
+    each = statistics.get("within_sentence")
+    assert each.texts == 1 and np.isnan(each.interval).all() and np.isfinite(each.values).all()
+    assert "too narrow" in statistics.notes[-1]
+
+
+def test_truncation_and_the_longest_text(tokenizer):
+    model = planted.small_bert()
+    with ContextSimilarityProbe(model, tokenizer) as probe:
+        probe.feed(["word1 word2 " * 70], truncation=True)
+        assert probe.statistics().counts["tokens"] == 62
+        probe.feed(["word1 word2 " * 70], truncation=True, max_length=12)
+        assert probe.statistics().counts["tokens"] == 72
+        with pytest.raises(AttnExtError, match="12"):
+            probe.feed(["word1 word2 " * 10], max_length=12)
