@@ -57,6 +57,13 @@ def stock_model(options: argparse.Namespace, vocabulary: int, end: int, seed: in
     return AutoModelForCausalLM.from_config(Qwen2Config(**common, **window))
 
 
+def kernel_options(kernel: str, options: argparse.Namespace) -> dict[str, Any]:
+    """No affine maps: what they do to queries and keys the projections before them learn here as well."""
+    if kernel in ("flexformer_c", "flexformer_sq"):
+        return {"affine": False}
+    return {"max_length": options.context} if kernel == "cosformer" else {}
+
+
 def num_features_for(kernel: str, head_dim: int, feature_dim: int) -> int:
     """The most features whose ``feature_dim`` is not above the wanted one (kernels of one width have that)."""
     from hf_attn_ext.attention import make_feature_map
@@ -90,8 +97,7 @@ def build_model(name: str, options: argparse.Namespace, vocabulary: int, end: in
 
     head_dim = options.hidden // options.heads
     kernel = {"kernel": name, "num_features": num_features_for(name, head_dim, options.feature_dim), "seed": seed}
-    if name == "cosformer":
-        kernel["kernel_options"] = {"max_length": options.context}
+    kernel["kernel_options"] = kernel_options(name, options)
     model = convert(stock(), kernel)
     maps = sum(p.numel() for layer in hax.converted_layers(model) for p in layer.feature_map.parameters())
     unit = 2 * options.hidden + 1 if options.positions == "learned" else 3 * options.hidden  # of an MLP's width
