@@ -63,6 +63,6 @@ def check_linear_mask(layer: Recipe | tuple[Recipe, ...] | None, number: int) ->
             row, column = missing[0].tolist()
             raise AttnExtError(
                 f"layer {number} is linear, and the mask {layer.title} is not dense: {spec.names[row]} is reached by "
-                f"{spec.names[column]} without seeing it, here with {len(spec)} positions; densify it (MaskSpec."
-                "from_mask(information_flow(spec))), or leave the layer softmax (convert with layers=...)"
+                f"{spec.names[column]} without seeing it, here with {len(spec)} positions; "
+                "densify it (MaskSpec.densify()), or leave the layer softmax (convert with layers=...)"
             )
