@@ -21,8 +21,8 @@ The control, ``unigram``, predicts every token by its share in the training text
 seeing its context has mask tokens and positions to go by and could do little better.
 
 A stopped run goes on when the same command is given again, and finished ones are read. Writes OUT/results.json, .md
-and .png; the models are in OUT/ATTENTION/TRAINING/seed-SEED/model. By the number of positions, one seed should take
-about 20 minutes on two cores; that is an estimate.
+and .png; the models are in OUT/ATTENTION/TRAINING/seed-SEED/model. From the time of single steps, one seed of either
+model should take some 20 minutes on one or two cores: an estimate, to be checked.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from hf_attn_ext.errors import AttnExtError, suggest  # noqa: E402
 
 CHOSEN = ("attention", "blocks")  # which runs there are; everything else is a setting of them all
 SIZES: dict[str, dict[str, Any]] = {
-    "sotu": {"context": 128, "steps": 300, "batch_size": 8, "lr": 1e-3, "test_sequences": 256},
-    "mgm": {"context": 96, "steps": 60, "batch_size": 8, "lr": 2e-4, "test_sequences": 128},
+    "sotu": {"context": 128, "steps": 400, "batch_size": 8, "lr": 1e-3, "test_sequences": 256},
+    "mgm": {"context": 96, "steps": 80, "batch_size": 8, "lr": 2e-4, "test_sequences": 128},
 }
 
 
@@ -64,6 +64,7 @@ def run(
     from mask_runs.training import fit, tidy, token_losses
 
     import hf_attn_ext as hax
+    from hf_attn_ext.files import written_beside
     from hf_attn_ext.training.files import new_folder, read_json, write_json
 
     here = Path(options.out) / attention / training / f"seed-{seed}"
@@ -107,7 +108,8 @@ def run(
         hax.set_mask(model, None)
         following = token_losses(model, texts.test, NextToken(tokenizer), accelerator.device)
     result |= {"next_token": mean_loss(following), "parameters": model.num_parameters()}
-    np.savez(here / "losses.npz", as_trained=own, next_token=following)
+    with written_beside(here / "losses.npz") as beside, open(beside, "wb") as file:
+        np.savez(file, as_trained=own, next_token=following)
     write_json(here / "result.json", result)
     tidy(here)
     return result
@@ -127,7 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--blocks", default="2,4,8", help="block sizes, with commas")
     parser.add_argument("--seeds", default="0", help="with commas; each is a run of everything")
     parser.add_argument("--context", type=int, default=None, help="tokens of a sequence; default: 128, mgm 96")
-    parser.add_argument("--steps", type=int, default=None, help="of every fine-tuning; default: 300, mgm 60")
+    parser.add_argument("--steps", type=int, default=None, help="of every fine-tuning; default: 400, mgm 80")
     parser.add_argument("--batch-size", type=int, default=None, help="sequences of a step; default: 8")
     parser.add_argument("--lr", type=float, default=None, help="of every fine-tuning; default: 1e-3, mgm 2e-4")
     parser.add_argument("--weight-decay", type=float, default=0.1)
@@ -144,7 +146,7 @@ def build_parser() -> argparse.ArgumentParser:
     sotu.add_argument("--heads", type=int, default=4)
     sotu.add_argument("--hidden", type=int, default=128)
     sotu.add_argument("--vocabulary", type=int, default=2048)
-    sotu.add_argument("--pretrain-steps", type=int, default=1000, help="for the next token, before everything")
+    sotu.add_argument("--pretrain-steps", type=int, default=1500, help="for the next token, before everything")
     sotu.add_argument("--pretrain-lr", type=float, default=2e-3)
     parser.add_argument("--out", default=None, help="default: runs/blocks-MODEL")
     return parser

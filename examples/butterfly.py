@@ -22,8 +22,8 @@ the largest difference, and how many times less processor time it takes. Against
 modelling: the rank correlation of the tokens' log-probabilities, and the time.
 
 A stopped run goes on when the same command is given again, and finished ones are read. Writes OUT/results.json, .md
-and .png; the models are in OUT/TRAINING/seed-SEED/model. By the counted operations, one seed should take about 20
-minutes on two cores; that is an estimate.
+and .png; the models are in OUT/TRAINING/seed-SEED/model. From the time of single steps, one seed should take some
+20 minutes on one or two cores: an estimate, to be checked.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def run(
     from mask_runs.texts import matrix
     from mask_runs.training import fit, tidy
 
+    from hf_attn_ext.files import written_beside
     from hf_attn_ext.inference import butterfly_score
     from hf_attn_ext.training.files import new_folder, read_json, write_json
 
@@ -148,7 +149,8 @@ def run(
     else:
         scores, result["seconds_a_text"] = timed(masked_passes, model, ids, tokenizer.mask_token_id)
     result |= {"pseudo": mean_loss(-scores), "parameters": model.num_parameters()}
-    np.save(here / "scores.npy", scores)
+    with written_beside(here / "scores.npy") as beside, open(beside, "wb") as file:
+        np.save(file, scores)
     write_json(here / "result.json", result)
     tidy(here)
     return result
@@ -177,7 +179,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--share", type=float, default=0.15, help="of the tokens that masked language modelling predicts"
     )
-    parser.add_argument("--steps", type=int, default=1600, help="of butterfly, and of mlm; mlm-compute has more")
+    parser.add_argument("--steps", type=int, default=3000, help="of butterfly, and of mlm; mlm-compute has more")
     parser.add_argument("--batch-size", type=int, default=8, help="pieces of a step")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)

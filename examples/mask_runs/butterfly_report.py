@@ -116,7 +116,6 @@ def draw(plt: Any, groups: dict[str, list[dict[str, Any]]], unigram: float) -> A
     left.set_xlabel("pseudo-perplexity of held-out text")
     left.legend(fontsize=8)
     right.barh(places, [np.mean([run["seconds_a_text"] for run in runs]) for runs in groups.values()], color=COLORS[5])
-    right.set_xscale("log")
     right.set_xlabel("seconds to score a text")
     left.set_yticks(places, names)
     right.set_yticks(places, [""] * len(names))

@@ -45,7 +45,7 @@ def settings_of(options: argparse.Namespace, chosen: tuple[str, ...]) -> dict[st
 
 
 def claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Write ``settings.json``, or raise AttnExtError where the folder's runs had others."""
+    """Write ``settings.json``; raise AttnExtError where the folder's runs had others, or nothing can be written."""
     from hf_attn_ext.training.files import read_json, write_json
 
     path = folder / "settings.json"
@@ -56,7 +56,10 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
                 f"{folder} holds a run with another {field}: {known.get(field)!r}, not {settings.get(field)!r}; "
                 "choose another --out"
             )
-    write_json(path, settings)
+    try:
+        write_json(path, settings)
+    except OSError as error:
+        raise AttnExtError(f"cannot write into --out, {str(folder)!r}: {error.strerror or error}") from None
 
 
 def one_process() -> Any:
