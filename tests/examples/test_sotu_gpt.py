@@ -11,24 +11,10 @@ from examples import demo_gpt, train_sotu_gpt
 from examples.sotu_gpt import corpus
 from examples.sotu_gpt.models import build_model
 from hf_attn_ext.integration import is_converted
-from tests.training import small_gpt
 
 TINY = ["--layers", "2", "--heads", "2", "--hidden", "16", "--context", "16", "--vocabulary", "300", "--steps", "3"]
 TINY += ["--batch-size", "4", "--feature-dim", "8", "--validation-sequences", "8"]
 FEW_STEPS = [f"--set={stage}.{field}=2" for stage in ("stage1", "stage2") for field in ("steps", "evaluate_every")]
-
-
-@pytest.fixture
-def tiny_texts(tmp_path, monkeypatch):
-    """Small documents and a tiny GPT under the names of the real ones."""
-    root = tmp_path / "assets"
-    for seed, (name, count) in enumerate((("train", 60), ("validation", 12), ("test", 12))):
-        small_gpt.save_jsonl(root / "sotu" / f"{name}.jsonl", small_gpt.documents(count, seed))
-    small_gpt.save_model(root / "mgm", n_positions=96, vocab_size=24, bos_token_id=1, eos_token_id=2, pad_token_id=3)
-    small_gpt.save_tokenizer(root / "mgm", bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
-    monkeypatch.setenv("HF_ATTN_EXT_ASSETS", str(root))
-    monkeypatch.chdir(tmp_path)
-    return root
 
 
 def options(*arguments):
