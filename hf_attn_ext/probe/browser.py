@@ -30,8 +30,9 @@ class BrowserText:
         tokens: n tokens that are not special, as text.
         sentences: their sentences' numbers.
         shortened: whether the text goes on.
-        values: (L, H, n(n-1)/2) uint8, pairs i < j row by row: 128 is zero, 1 and 255 the greatest magnitude shown.
-        scales: (L, H) that greatest magnitude: the 99.5th percentile of the head's.
+        values: (L, H, n(n-1)/2) uint8, pairs i < j row by row: with s = (value - 128) / 127, s |s| times the scale.
+        scales: (L, H) the greatest magnitude.
+        full: (L, H) the magnitude of full colour: the 99th percentile.
         high: (L, H, k) uint16 places of the high pairs among those.
     """
 
@@ -40,6 +41,7 @@ class BrowserText:
     shortened: bool
     values: np.ndarray
     scales: np.ndarray
+    full: np.ndarray
     high: np.ndarray
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +51,8 @@ class BrowserText:
             "sentences": self.sentences,
             "shortened": self.shortened,
             "values": _base64(self.values),
-            "scales": [[float(f"{scale:.4g}") for scale in of_layer] for of_layer in self.scales],
+            "scales": _rounded(self.scales),
+            "full": _rounded(self.full),
             "high": _base64(self.high.astype("<u2")),
             "highCount": int(self.high.shape[-1]),
         }
@@ -115,19 +118,20 @@ def _browsed(
         probe.feed([text], 1, **options)
     pairs = pairs_of(len(places))
     counts = high_counts(len(pairs[0]), (percent,))
-    values, scales, high = [], [], []
+    values, scales, full, high = [], [], [], []
     for layer in probe.layers:
         matrices = probe.matrices(layer.index)[0].numpy()
         if matrices.shape[-1] != known.input_ids.shape[1]:
             raise AttnExtError("the browser's text was read in two ways; this is a mistake of the package")
         of_pairs = matrices[:, places][:, :, places].reshape(len(matrices), -1)[:, pairs[2]]
         magnitude = np.abs(of_pairs)
-        scale = np.quantile(magnitude, 0.995, axis=1)
-        scale = np.where(scale > 0, scale, 1.0)
+        scale = np.maximum(magnitude.max(1), np.finfo(magnitude.dtype).tiny)
         chosen = select_high(of_pairs, counts, magnitude.mean(1), pairs)
         high.append(np.sort(chosen, axis=1))
-        values.append(np.clip(np.rint(128 + 127 * of_pairs / scale[:, None]), 1, 255).astype(np.uint8))
+        roots = np.sign(of_pairs) * np.sqrt(magnitude / scale[:, None])  # finer where most values are
+        values.append(np.rint(128 + 127 * roots).astype(np.uint8))
         scales.append(scale)
+        full.append(np.quantile(magnitude, 0.99, axis=1))
     ids = known.input_ids[0].tolist()
     whole_text = len(tokenizer(text, verbose=False)["input_ids"]) <= length
     return BrowserText(
@@ -136,6 +140,7 @@ def _browsed(
         not whole_text,
         np.stack(values),
         np.stack(scales),
+        np.stack(full),
         np.stack(high),
     )
 
@@ -159,6 +164,10 @@ def choose_texts(texts: Sequence[str], count: int, language: str = "en") -> list
         good = (text for text in near if len(sentence_starts(text, language)) > 1)
         chosen[next(good, near[0])] = None
     return list(chosen)
+
+
+def _rounded(values: np.ndarray) -> list[list[float]]:
+    return [[float(f"{value:.4g}") for value in row] for row in values]
 
 
 def _base64(values: np.ndarray) -> str:

@@ -56,6 +56,7 @@ class Drawing:
         with matplotlib.rc_context(_OPTIONS):
             metadata = {"Date": None} if format == "svg" else {"Software": None}
             self.figure.savefig(file, format=format, dpi=130, metadata=metadata)
+            self.figure.set_layout_engine("none")  # laid out once: that takes longest
 
 
 def draw(statistics: ProbeStatistics) -> list[Drawing]:
@@ -175,7 +176,7 @@ def _marked(one: Statistic, kind: str) -> np.ndarray:
 
 def _curve(one: Statistic, others: list[Statistic]) -> Any:
     """Means over heads with their interval; the bands hold what does not differ from chance."""
-    figure, axis = _figure(4.6, 3.1)
+    figure, axis = _figure(4.6, 3.5)
     unit = 1.0 if one.name == "distance" else 100.0
     places = np.arange(len(one.layers))
     for level, excess, colour, label in (
@@ -193,8 +194,8 @@ def _curve(one: Statistic, others: list[Statistic]) -> Any:
     if one.values.ndim == 2:
         jitter = np.linspace(-0.18, 0.18, one.values.shape[1])
         x = places[:, None] + jitter
-        options = {"color": _DOT, "alpha": 0.3, "linewidth": 0, "rasterized": one.values.size > _MANY}
-        axis.scatter(x, unit * one.values, s=5, label="heads", **options)
+        options = {"color": _DOT, "alpha": 0.4, "linewidth": 0, "rasterized": one.values.size > _MANY}
+        axis.scatter(x, unit * one.values, s=8, label="heads", **options)
     for fade, other in enumerate(others, 1):
         label = f"top {other.percent:g}%"
         axis.plot(
@@ -214,12 +215,12 @@ def _curve(one: Statistic, others: list[Statistic]) -> Any:
         label=label,
     )
     axis.set_title(_TITLES[one.name], fontsize=9)
-    _finish(axis, one.layers, "tokens" if one.name == "distance" else "%")
+    _finish(axis, one.layers, "tokens" if one.name == "distance" else "%", label)
     return figure
 
 
 def _controls(measures: list[Statistic]) -> Any:
-    figure, axis = _figure(4.6, 3.1)
+    figure, axis = _figure(4.6, 3.5)
     places = np.arange(len(measures[0].layers))
     for one in measures:
         colour = _CONTROL[one.measure]
@@ -239,7 +240,7 @@ def _controls(measures: list[Statistic]) -> Any:
     axis.plot(places, 100 * _mean(measures[0].chance), color=_COUNT, linestyle=":", label="by chance")
     axis.plot([], [], color="black", linestyle="--", linewidth=1, label="at the same distances")
     axis.set_title(_TITLES[measures[0].name], fontsize=9)
-    _finish(axis, measures[0].layers, "%")
+    _finish(axis, measures[0].layers, "%", "dot products")
     return figure
 
 
@@ -285,7 +286,7 @@ def _figure(wide: float, high: float) -> tuple[Any, Any]:
     return figure, figure.subplots()
 
 
-def _finish(axis: Any, layers: list[int], label: str) -> None:
+def _finish(axis: Any, layers: list[int], label: str, first: str) -> None:
     step = max(1, len(layers) // 12)
     axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
     axis.set_xlabel("layer")
@@ -294,4 +295,7 @@ def _finish(axis: Any, layers: list[int], label: str) -> None:
     axis.set_axisbelow(True)
     bottom, _ = axis.get_ylim()
     axis.set_ylim(bottom=max(0.0, bottom))
-    axis.legend(fontsize=7, frameon=False, loc="best", labelspacing=0.3)
+    handles, labels = axis.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda at: labels[at] != first)
+    legend = {"loc": "outside lower center", "ncols": 3, "fontsize": 8, "frameon": False, "columnspacing": 1.2}
+    axis.figure.legend([handles[at] for at in order], [labels[at] for at in order], **legend)

@@ -22,6 +22,8 @@ VERDICTS = {
     "less": "above chance by count, but below what pairs at the same distances have",
     "above": "above chance",
     "hidden": "no more than by count, yet more than pairs at the same distances have",
+    "shorter": "shorter than by chance",
+    "longer": "longer than by chance",
     "none": "no different from chance",
     "below": "below chance",
     "unknown": "no interval: too few texts",
@@ -156,7 +158,8 @@ def gaps(statistics: ProbeStatistics) -> list[str]:
     if len(statistics.settings["heads"]) * len(statistics.settings["layers"]) > 1:
         notes.append(
             "Every interval is for one number at 95%: of many heads that do what chance does, one in forty lies above "
-            "chance by its interval."
+            "chance by its interval. The head named as clearest has the highest lower bound of all over pairs at the "
+            "same distances; its own interval does not know that it was chosen."
         )
     return notes
 
@@ -166,12 +169,11 @@ def _distances(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
     claims = {
         0: "early layers compare over long ranges, nearly uniformly",
         depth // 2: "middle layers compare over short ranges",
-        depth - 1: "last layers compare inside the sentence",
+        depth - 1: "(the last layer's distances, to compare)",
     }
     found = []
     for layer, claim in claims.items():
-        level = level_of(one, layer)
-        text = f"{_where(one, layer)}: high pairs are {_tokens(level.value)} tokens apart on average"
+        text = f"{_where(one, layer)}: high pairs are {{value}} tokens apart on average"
         found.append(_finding(f"distance_{layer}", claim, text, one, layer, None, _tokens))
     if found[0].layer == found[-1].layer:
         return found[:1]
@@ -183,24 +185,22 @@ def _within(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
     text = f"{_where(one, last)}: {{value}} of high pairs lie inside one sentence"
     found = [_finding("within_last", "last layers compare inside the sentence", text, one, last, None)]
     means = one.values.mean(1)
-    above = [one.layers[at] for at in np.flatnonzero(means > 0.33)]
     best = int(means.argmax())
-    which = f"in layers {_listed(above)}" if above else "in no layer"
     text = (
-        f"{which} more than 33% of high pairs lie inside one sentence, most in layer {one.layers[best]}: {{value}}; "
-        "the chance level decides what that is worth"
+        f"in {int((means > 0.33).sum())} of {len(means)} layers more than 33% of high pairs lie inside one sentence, "
+        f"most in layer {one.layers[best]}: {{value}}; the chance level decides what that is worth"
     )
     claim = "more than 33% of strong pairs lie inside one sentence"
     return [*found, _finding("within_third", claim, text, one, best, None)]
 
 
 def _within_best(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
-    text = "{where} has the most pairs inside one sentence beyond nearness: {value}; " + _tally(one)
+    text = "{where} compares inside the sentence most clearly: {value} of its high pairs; " + _tally(one)
     return [_best("within_head", "some heads compare inside the sentence", text, one)]
 
 
 def _repeated(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
-    text = "{where} finds the most repetitions: {value} of its high pairs have the same token id; " + _tally(one)
+    text = "{where} finds repetitions most clearly: {value} of its high pairs have the same token id; " + _tally(one)
     return [_best("repetition_head", "some heads find repetitions across the whole text", text, one)]
 
 
@@ -218,7 +218,7 @@ def _top(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
 
 def _separators(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
     last = len(one.layers) - 1
-    shown = " ".join(statistics.settings["separators"])
+    shown = " and ".join(f'"{each}"' for each in statistics.settings["separators"])
     text = f"{_where(one, last)}: {{value}} of attention among words rests on the separators {shown}"
     return [_finding("separators_last", "in the last layers attention rests on separators", text, one, last, None)]
 
@@ -248,8 +248,7 @@ def _region(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
 
 
 def _noise(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
-    low = np.where(np.isfinite(one.excess_matched_interval[..., 0]), one.excess_matched_interval[..., 0], -np.inf)
-    layer, head = (int(at) for at in np.unravel_index(low.argmax(), low.shape))
+    layer, head = (int(at) for at in np.unravel_index(np.nan_to_num(one.values).argmax(), one.values.shape))
     text = "{where} is the noisiest: {value} of its high pairs are neither in one sentence nor one token; " + _tally(
         one
     )
@@ -283,8 +282,6 @@ def _finding(
 ) -> Finding:
     show = show or percentage
     level = level_of(one, layer, head)
-    where = _where(one, layer, head)
-    text = text.replace("{where}", where).replace("{value}", show(level.value))
     compared = []
     if not math.isnan(level.interval[0]):
         compared.append(f"interval {show(level.interval[0])} to {show(level.interval[1])}")
@@ -292,10 +289,12 @@ def _finding(
         compared.append(f"by chance {show(level.chance)}")
     if not math.isnan(level.matched):
         compared.append(f"at the same distances {show(level.matched)}")
-    if compared:
-        text = f"{text} ({', '.join(compared)})"
+    value = show(level.value) + (f" ({', '.join(compared)})" if compared else "")
+    text = text.replace("{where}", _where(one, layer, head)).replace("{value}", value)
     named_head = None if head is None else one.heads[head]
     verdict = level.verdict
+    if one.name == "distance":
+        verdict = {"below": "shorter", "above": "longer"}.get(verdict, verdict)
     return Finding(key, claim, _capital(text) + ".", verdict, one.name, one.layers[layer], named_head, level, one.texts)
 
 
@@ -328,10 +327,6 @@ def _tokens(value: float) -> str:
 
 def _decimals(value: float) -> int:
     return 1 if abs(value) >= 10 or value == 0 else 2 if abs(value) >= 1 else 3
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 def _capital(text: str) -> str:

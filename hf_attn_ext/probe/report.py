@@ -134,7 +134,7 @@ def _browser_data(statistics: ProbeStatistics, browser: Sequence[BrowserText]) -
                 fields = (one.values, one.interval[..., 0], one.interval[..., 1], one.chance, one.chance_matched)
                 numbers.append(
                     {
-                        "label": one.description,
+                        "label": one.name.replace("_", " "),
                         "share": one.name != "distance",
                         "values": [_rounded(field) for field in fields],
                     }

@@ -34,10 +34,14 @@
       values: text.values.subarray(map * pairs, (map + 1) * pairs),
       high: text.high.subarray(map * text.highCount, (map + 1) * text.highCount),
       scale: text.scales[layer][head],
+      full: text.full[layer][head] || 1,
     };
   }
 
-  const similarity = (one, k) => ((one.values[k] - 128) / 127) * one.scale;
+  const similarity = (one, k) => {
+    const root = (one.values[k] - 128) / 127;
+    return root * Math.abs(root) * one.scale;
+  };
   const number = (x) => Number(x.toPrecision(3)).toString();
 
   function ends(k, n) {
@@ -65,7 +69,7 @@
     pen.fillRect(0, 0, size, size);
     for (let i = 0; i < n; i += 1)
       for (let j = i + 1; j < n; j += 1) {
-        pen.fillStyle = blend((one.values[place(i, j, n)] - 128) / 127);
+        pen.fillStyle = blend(similarity(one, place(i, j, n)) / one.full);
         pen.fillRect(margin + j * cell, margin + i * cell, cell, cell);
         pen.fillRect(margin + i * cell, margin + j * cell, cell, cell);
       }
@@ -113,7 +117,7 @@
     at("pair").textContent = "";
     at("about").textContent =
       `Layer ${data.layers[one.layer]}, head ${data.heads[one.head]}: ${n} tokens` +
-      `${text.shortened ? ", the beginning of the text" : ""}; full colour is ${number(one.scale)}.`;
+      `${text.shortened ? ", the beginning of the text" : ""}; full colour is ${number(one.full)}.`;
     lists(one);
   }
 
@@ -122,7 +126,7 @@
     cells.forEach((content, i) => {
       const box = heading ? line.appendChild(document.createElement("th")) : line.insertCell();
       box.textContent = content;
-      if (i > 0 && !heading && /^[-\d.]/.test(content)) box.className = "number";
+      if (i > 0 && !heading && /^[-\u2013\d.]/.test(content)) box.className = "number";
     });
   }
 
