@@ -52,9 +52,7 @@ def run_probe(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> ProbeRun
         PosixPath('runs/probe/report.html')
     """
     run = run_statistics(model, tokenizer, config)
-    from accelerate import PartialState
-
-    state = PartialState()
+    state = _processes()
     if state.is_main_process:
         write_run(run, model, tokenizer)
     state.wait_for_everyone()
@@ -77,9 +75,7 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
         AttnExtError: a file without texts, a text that is too long, a folder with another run or something else, a
             model that cannot be captured, several processes asked for and one started, a system that refuses to write.
     """
-    from accelerate import PartialState
-
-    state = PartialState()
+    state = _processes()
     check_processes(config.processes, state.num_processes, os.environ, TWO_ON_CPU)
     if tokenizer is None:
         raise AttnExtError(f"{config.model!r} has no tokenizer; save one into the folder")
@@ -181,6 +177,14 @@ def provenance(run: ProbeRun, model: nn.Module) -> dict[str, Any]:
         + (", longer ones cut" if config.truncation else ""),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
     }
+
+
+def _processes() -> Any:
+    """accelerate's state of this run; it does not itself read what puts its processes on the CPU."""
+    from accelerate import PartialState
+    from accelerate.utils import parse_flag_from_env
+
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
 def _claim(folder: RunFolder, identity: dict[str, Any], state: Any) -> None:
