@@ -239,7 +239,7 @@ def _controls(measures: list[Statistic]) -> Any:
         axis.plot(places, 100 * _mean(one.chance_matched), color=colour, linestyle="--", linewidth=1)
     axis.plot(places, 100 * _mean(measures[0].chance), color=_COUNT, linestyle=":", label="by chance")
     axis.plot([], [], color="black", linestyle="--", linewidth=1, label="at the same distances")
-    axis.set_title(_TITLES[measures[0].name], fontsize=9)
+    axis.set_title(f"{_TITLES[measures[0].name]}, and controls (on the sample)", fontsize=9)
     _finish(axis, measures[0].layers, "%", "dot products")
     return figure
 

@@ -164,5 +164,5 @@ def _shown(value: Any) -> str:
         whole = [v for v in value if isinstance(v, int)]
         if len(whole) == len(value) > 2 and whole == list(range(whole[0], whole[-1] + 1)):
             return f"{whole[0]} to {whole[-1]}"
-        return ", ".join(_shown(each) for each in value)
+        return ", ".join(f'"{each}"' if isinstance(each, str) else _shown(each) for each in value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -176,7 +176,7 @@
   for (const id of ["text", "layer", "head"]) at(id).addEventListener("change", draw);
   at("canvas").addEventListener("pointermove", point);
   at("canvas").addEventListener("pointerdown", point);
-  let width = 0;
+  let width = window.innerWidth;
   window.addEventListener("resize", () => {
     if (window.innerWidth !== width) draw();
     width = window.innerWidth;
