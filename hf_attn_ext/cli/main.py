@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import AttnExtError
-from . import bench, build, card, convert, distill, doctor, evaluate, list_names, lm_eval, mask, push
+from . import bench, build, card, convert, distill, doctor, evaluate, list_names, lm_eval, mask, probe, push
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -48,6 +48,7 @@ _add("convert", convert.convert)
 _add("distill", distill.distill)
 _add("evaluate", evaluate.evaluate)
 _add("lm-eval", lm_eval.lm_eval, context_settings=lm_eval.PASS_ON)
+_add("probe", probe.probe)
 _add("card", card.card)
 _add("push", push.push)
 _add("build", build.build)

@@ -94,15 +94,23 @@ def load_converted(folder: str) -> Any:
         return auto.from_pretrained(path).eval()
 
 
-def load_any(name: str) -> Any:
-    """Load a converted folder, a stock folder or a hub id, with the head that it was saved with."""
+def load_any(name: str, head: bool = True) -> Any:
+    """Load a converted folder, a stock folder or a hub id, with the head that it was saved with.
+
+    Args:
+        head: False where the head is not used: then it may be new, and a pooler too.
+    """
     _check_local(name)
     folder = Path(name).expanduser()
     if folder.is_dir() and isinstance(read_json(folder / "config.json").get("attn_ext"), dict):
         return load_converted(name)
     model, missing = load_model(name)
+    if not head:
+        prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+        missing = [one for one in missing if one.startswith(prefix) and "pooler." not in one]
     if missing:
-        raise AttnExtError(f"{name!r} lacks parameters of its own head, such as {missing[0]!r}: train it first")
+        whose = "of its own head, " if head else ""
+        raise AttnExtError(f"{name!r} lacks parameters {whose}such as {missing[0]!r}: train it first")
     return model
 
 

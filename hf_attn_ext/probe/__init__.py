@@ -9,19 +9,33 @@
 :mod:`.similarity` (matrices and their high pairs), :mod:`.annotate` (words and sentences by offsets), :mod:`.texts` and
 :mod:`.measures` (what is counted in one text, and by chance), :mod:`.sums` and :mod:`.stream` (streamed, with a
 bootstrap), :mod:`.summarise` and :mod:`.results` (tables).
+
+:mod:`.run` takes files of texts (:mod:`.corpus`) as :mod:`.config` says, resumable (:mod:`.run_folder`), and writes
+tables, :mod:`.figures`, :mod:`.findings` in words, and one :mod:`.report` with a head :mod:`.browser`.
 """
 
 from .annotate import Annotation, annotate, sentence_starts
+from .config import ProbeConfig, load_probe_config
+from .findings import Finding, findings
 from .probe import ContextSimilarityProbe
+from .report import write_report
 from .results import ProbeStatistics, Statistic
+from .run import ProbeRun, run_probe
 from .similarity import similarity_matrices
 
 __all__ = [
     "Annotation",
     "ContextSimilarityProbe",
+    "Finding",
+    "ProbeConfig",
+    "ProbeRun",
     "ProbeStatistics",
     "Statistic",
     "annotate",
+    "findings",
+    "load_probe_config",
+    "run_probe",
     "sentence_starts",
     "similarity_matrices",
+    "write_report",
 ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -261,6 +263,28 @@ class ContextSimilarityProbe:
             settings,
             self._notes(counts, settings),
         )
+
+    def report(self, path: str | os.PathLike, texts: Sequence[str] = (), **options: Any) -> Path:
+        """Write one self-contained HTML file: findings in words, maps, curves, and a head browser for ``texts``.
+
+        Args:
+            path: the file.
+            texts: run once more, after the block, for the browser; a few.
+            options: ``title`` and ``provenance`` of :func:`.report.write_report`.
+
+        Raises:
+            AttnExtError: as :meth:`statistics`; texts given inside the block, where their passes would be counted.
+        """
+        from .browser import browse
+        from .report import write_report
+
+        statistics = self.statistics()
+        if texts and self._open is not None:
+            raise AttnExtError("report(texts=...) runs the model, which would count: call it after the block")
+        layers = [layer.index for layer in self.layers]
+        percent = statistics.settings["percents"][0]
+        browsed = browse(self.model, self.tokenizer, texts, layers, self.heads, percent=percent) if texts else []
+        return write_report(statistics, path, browser=browsed, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """The streamed statistics as numbers and numpy arrays, for a file or another process."""

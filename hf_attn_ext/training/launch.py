@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 from accelerate.utils import parse_flag_from_env
 
+from .. import processes
 from ..errors import AttnExtError, suggest
 from .config import DistillConfig
 
@@ -64,37 +65,8 @@ def computes_in_bf16() -> bool:
 
 
 def check_processes(wanted: int | None, running: int, environment: Mapping[str, str]) -> None:
-    """Raise :class:`AttnExtError` if the run was asked for another number of processes than it got.
-
-    ``accelerate launch --cpu --num_processes 2`` starts a single process unless MPI is set up; it then leaves an
-    address to meet at (``MASTER_ADDR``) but no ``WORLD_SIZE``. torchrun on a machine without a GPU sets ``WORLD_SIZE``,
-    but without ``ACCELERATE_USE_CPU`` each process believes that it is alone.
-
-    Args:
-        wanted: the configuration's ``processes``.
-        running: what the accelerator says.
-        environment: the process's environment variables.
-    """
-    if wanted is not None:
-        if wanted != running:
-            raise AttnExtError(
-                f"field 'processes' asks for {wanted} processes, but {running} runs. Two on CPU: {TWO_ON_CPU}"
-                if running == 1
-                else f"field 'processes' asks for {wanted} processes, but {running} run"
-            )
-        return
-    world = environment.get("WORLD_SIZE", "")
-    if running == 1 and world.isdigit() and int(world) > 1:
-        raise AttnExtError(
-            f"the launcher started {world} processes, but each of them runs alone: set ACCELERATE_USE_CPU=true, as in "
-            f"{TWO_ON_CPU}"
-        )
-    launched = "ACCELERATE_MIXED_PRECISION" in environment and "MASTER_ADDR" in environment
-    if running == 1 and launched and not world:
-        raise AttnExtError(
-            "accelerate launch was asked for several processes but started one (on CPU it needs MPI). Use "
-            f"{TWO_ON_CPU}; or, if one process is meant, set 'processes: 1'"
-        )
+    """:func:`hf_attn_ext.processes.check_processes`, with this floor's command."""
+    processes.check_processes(wanted, running, environment, TWO_ON_CPU)
 
 
 def _check_trackers(names: list[str]) -> None:

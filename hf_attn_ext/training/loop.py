@@ -15,11 +15,11 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from ..errors import AttnExtError
+from ..progress import Progress
 from .checkpoints import CheckpointStore, LoopState
 from .config import TrainConfig
 from .encoding import Collator, EncodedSplit, TrainingOrder
 from .journal import Journal
-from .progress import Progress
 
 Batch = dict[str, torch.Tensor]
 

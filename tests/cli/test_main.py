@@ -11,7 +11,7 @@ import pytest
 import hf_attn_ext as hax
 from hf_attn_ext.cli import list_names, main
 
-COMMANDS = ("convert", "distill", "evaluate", "lm-eval", "card", "push", "build", "list", "doctor")
+COMMANDS = ("convert", "distill", "evaluate", "lm-eval", "probe", "card", "push", "build", "list", "doctor")
 
 
 def program(*words: str, **options) -> subprocess.CompletedProcess:
@@ -32,7 +32,7 @@ def test_version(run):
 
 
 @pytest.mark.parametrize(
-    "command", ["convert", "distill", "evaluate", "lm-eval", "card", "push", "build", "list", "doctor"]
+    "command", ["convert", "distill", "evaluate", "lm-eval", "probe", "card", "push", "build", "list", "doctor"]
 )
 def test_every_command_has_help(run, command):
     done = run(command, "--help")

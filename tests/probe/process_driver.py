@@ -7,7 +7,8 @@ from accelerate import PartialState
 
 from hf_attn_ext.probe import ContextSimilarityProbe
 
-state = PartialState()
+state = PartialState(cpu=True)
+assert state.num_processes == int(sys.argv[2])
 texts = planted.make_texts(7) + planted.make_texts(4, sentences=2, seed=1)
 with ContextSimilarityProbe(planted.small_bert().double(), planted.word_tokenizer(), sample=0.5) as probe:
     probe.feed(texts[state.process_index :: state.num_processes], batch_size=3)

@@ -21,7 +21,8 @@ def test_two_processes_gather_what_one_counts(tmp_path):
     for processes in (1, 2):
         path = tmp_path / f"{processes}.json"
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        command = [sys.executable, *(launch if processes > 1 else []), str(HERE / "process_driver.py"), str(path)]
+        command = [sys.executable, *(launch if processes > 1 else []), str(HERE / "process_driver.py")]
+        command += [str(path), str(processes)]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
         found.append(ProbeStatistics.from_json(path))

@@ -1,0 +1,137 @@
+"""What a probe's run is told: one dataclass, filled from a YAML file and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config_tools import from_mapping
+from ..errors import AttnExtError
+from ..yaml_files import apply_overrides, read_mapping
+from .options import CONTROLS, whole
+
+# What may differ between a run and the run that goes on with it: no number of the statistics hangs on these.
+FREE = ("out", "save_every", "browse", "progress", "processes")
+# Fields that the command line has an option for; the others are set with --set.
+OPTIONS = ("batch_size", "max_length", "layers", "heads", "percents", "sample", "seed", "limit", "words", "browse")
+
+
+@dataclasses.dataclass
+class ProbeConfig:
+    """The settings of :func:`hf_attn_ext.probe.run_probe`.
+
+    Attributes:
+        model: a model's folder, converted or stock, or a hub id.
+        texts: files of texts: .txt (a text a line), .jsonl, .csv, .tsv, .parquet.
+        out: the folder for everything that is written.
+        text_column: the texts' field or column, in formats that have such.
+        words: cut documents into texts of so many words; None leaves them whole.
+        limit: draw so many of the texts, by the seed; None takes all.
+        batch_size: texts a pass.
+        max_length: the longest text in tokens, special ones included; None is what the model takes.
+        truncation: cut longer texts; otherwise one is an error.
+        language: for the sentence splitter.
+        layers: numbers from 0, or patterns of module names; None is all.
+        heads: numbers from 0; None is all.
+        percents: which pairs are high: the top percentages of each text's pairs; findings speak of the first.
+        sample: the share of texts that the controls and the attention map are taken on.
+        controls: other similarities on the sample, of ``"cosine"`` and ``"attention"`` (``A A^T``).
+        separators: tokens whose attention is the separator focus.
+        bootstrap: replicates of the bootstrap over texts.
+        seed: of the draw of texts, the bootstrap, the null model and the sample.
+        save_every: texts between two saved states, for resuming.
+        browse: texts in the report's head browser.
+        processes: how many are meant to run; a run that got another number stops.
+        progress: show a progress bar on a terminal.
+    """
+
+    model: str
+    texts: list[str]
+    out: str
+    text_column: str = "text"
+    words: int | None = None
+    limit: int | None = None
+    batch_size: int = 8
+    max_length: int | None = None
+    truncation: bool = False
+    language: str = "en"
+    layers: list[int | str] | None = None
+    heads: list[int] | None = None
+    percents: list[float] = dataclasses.field(default_factory=lambda: [1.0, 2.0, 5.0])
+    sample: float = 1 / 16
+    controls: list[str] = dataclasses.field(default_factory=lambda: list(CONTROLS))
+    separators: list[str] = dataclasses.field(default_factory=lambda: [".", ","])
+    bootstrap: int = 64
+    seed: int = 0
+    save_every: int = 512
+    browse: int = 3
+    processes: int | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.texts:
+            raise AttnExtError("texts names no file; give --texts, or the field 'texts'")
+        for name in ("words", "limit", "batch_size", "save_every", "processes"):
+            value = getattr(self, name)
+            if value is not None:
+                whole(value, 1, name)
+        if self.max_length is not None:
+            whole(self.max_length, 4, "max_length")
+        whole(self.browse, 0, "browse")
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def command(self) -> str:
+        """The command line of this run: what differs from the defaults."""
+        words = ["hf-attn-ext", "probe", self.model]
+        for file in self.texts:
+            words += ["--texts", file]
+        words += ["--out", self.out]
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                continue
+            default = field.default_factory() if field.default is dataclasses.MISSING else field.default
+            if value == default or field.name in ("progress", "processes"):
+                continue
+            if field.name == "truncation":
+                words.append("--truncation")
+            elif field.name in OPTIONS:
+                each = value if isinstance(value, list) else [value]
+                shown = (f"{one:.12g}" if isinstance(one, float) else str(one) for one in each)
+                words += ["--" + field.name.replace("_", "-"), ",".join(shown)]
+            else:
+                words += ["--set", f"{field.name}={json.dumps(value)}"]
+        return shlex.join(words)
+
+
+def load_probe_config(
+    path: str | Path | None = None, overrides: Iterable[str] = (), given: Mapping[str, Any] | None = None
+) -> ProbeConfig:
+    """Read a YAML file into a :class:`ProbeConfig`.
+
+    Args:
+        path: the file; None starts from nothing.
+        overrides: settings such as ``"seed=1"`` that win over the file.
+        given: fields that win over both.
+
+    Raises:
+        AttnExtError: no such file, an unknown field (the nearest is suggested), a missing or an ill-typed one.
+
+    Example:
+        >>> load_probe_config(given={"model": "m", "texts": ["a.txt"], "out": "o"}).batch_size
+        8
+    """
+    mapping = apply_overrides(read_mapping(path) if path is not None else {}, overrides)
+    mapping |= given or {}
+    where = str(path) if path is not None else "probe"
+    if path is None:
+        for name, option in {"model": "MODEL", "texts": "--texts FILE", "out": "--out DIR"}.items():
+            if name not in mapping:
+                raise AttnExtError(f"{option} is missing; give it, or a YAML file with --config")
+    return from_mapping(ProbeConfig, mapping, where)

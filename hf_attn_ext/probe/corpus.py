@@ -1,0 +1,164 @@
+"""Read texts from files, cut long ones, draw some: every text knows the file and the place it came from."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import AttnExtError, suggest
+
+FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
+_WORD = re.compile(r"\S+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Texts in order.
+
+    Attributes:
+        texts: no blank ones.
+        places: where each comes from, such as ``"speeches.jsonl, line 3"``.
+        files: the files, as they were named.
+        blank: how many blank texts were left out.
+        drawn_from: how many there were before ``limit``.
+    """
+
+    texts: list[str]
+    places: list[str]
+    files: list[str]
+    blank: int
+    drawn_from: int
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def digest(self) -> str:
+        """A hash of all texts, in order."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text in self.texts:
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        return digest.hexdigest()
+
+
+def read_corpus(
+    files: list[str], column: str = "text", words: int | None = None, limit: int | None = None, seed: int = 0
+) -> Corpus:
+    """Read files of texts.
+
+    Args:
+        files: .txt (a text a line), .jsonl, .csv, .tsv or .parquet.
+        column: the field of the texts in formats that have fields.
+        words: cut every text into texts of so many words; the last one may be shorter.
+        limit: draw so many, by ``seed``, in the files' order.
+
+    Raises:
+        AttnExtError: a file that is missing, empty, of another format or damaged, named with the line.
+    """
+    texts, places, blank = [], [], 0
+    for name in files:
+        before = len(texts)
+        for place, text in _read(Path(name), column):
+            if not isinstance(text, str):
+                what = "is empty" if text is None else f"is {text!r}, not text"
+                raise AttnExtError(f"{name}, {place}: {column!r} {what}")
+            pieces = list(_cut(text, words))
+            blank += not pieces
+            for number, piece in enumerate(pieces):
+                texts.append(piece)
+                places.append(f"{name}, {place}" + (f", part {number + 1}" if len(pieces) > 1 else ""))
+        if len(texts) == before:
+            raise AttnExtError(f"file {name!r} holds no text; name one that does")
+    total = len(texts)
+    if limit is not None and limit < total:
+        kept = np.sort(np.random.default_rng([seed, 2]).permutation(total)[:limit])
+        texts, places = [texts[at] for at in kept], [places[at] for at in kept]
+    return Corpus(texts, places, list(files), blank, total)
+
+
+def _cut(text: str, words: int | None) -> Iterator[str]:
+    if words is None:
+        if text.strip():
+            yield text
+        return
+    spans = [match.span() for match in _WORD.finditer(text)]
+    for start in range(0, len(spans), words):
+        part = spans[start : start + words]
+        yield text[part[0][0] : part[-1][1]]
+
+
+def _read(path: Path, column: str) -> Iterator[tuple[str, Any]]:
+    if not path.is_file():
+        problem = "is a folder; name the files in it" if path.is_dir() else "does not exist"
+        raise AttnExtError(f"text file {str(path)!r} {problem}")
+    kind = path.suffix.lower()
+    if kind not in FORMATS:
+        raise AttnExtError(f"text file {str(path)!r} must end in one of {', '.join(FORMATS)}")
+    try:
+        if kind == ".parquet":
+            yield from _read_parquet(path, column)
+            return
+        with path.open(encoding="utf-8-sig", newline="" if kind in (".csv", ".tsv") else None) as file:
+            if kind == ".txt":
+                yield from ((f"line {number}", line.rstrip("\n")) for number, line in enumerate(file, 1))
+            elif kind == ".jsonl":
+                yield from _read_jsonl(path, file, column)
+            else:
+                yield from _read_csv(path, file, column, "\t" if kind == ".tsv" else ",")
+    except UnicodeDecodeError as error:
+        raise AttnExtError(f"text file {str(path)!r} is no UTF-8 text: {error.reason}") from error
+    except OSError as error:
+        raise AttnExtError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+
+
+def _read_jsonl(path: Path, file: Any, column: str) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise AttnExtError(f"{path}, line {number} is no JSON: {error.msg}") from None
+        if not isinstance(record, dict) or column not in record:
+            names = list(record) if isinstance(record, dict) else []
+            raise AttnExtError(f"{path}, line {number} has no field {column!r}.{suggest(column, names)}")
+        yield f"line {number}", record[column]
+
+
+def _read_csv(path: Path, file: Any, column: str, separator: str) -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.DictReader(file, delimiter=separator)
+    try:
+        names = reader.fieldnames or []
+        if names and column not in names:
+            raise AttnExtError(f"{path} has no column {column!r}, only {', '.join(names)}.{suggest(column, names)}")
+        for record in reader:
+            yield f"line {reader.line_num}", record[column]
+    except csv.Error as error:
+        raise AttnExtError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+def _read_parquet(path: Path, column: str) -> Iterator[tuple[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(path)
+        names = table.schema_arrow.names
+        if column not in names:
+            raise AttnExtError(f"{path} has no column {column!r}, only {', '.join(names)}.{suggest(column, names)}")
+        number = 0
+        for batch in table.iter_batches(columns=[column]):
+            for value in batch.column(0).to_pylist():
+                number += 1
+                yield f"row {number}", value
+    except pyarrow.ArrowException as error:
+        raise AttnExtError(f"cannot read {str(path)!r}: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,255 @@
+"""A probe's run over files of texts: resumable, in one process or several, and what it writes at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import AttnExtError
+from ..files import written_beside
+from ..integration.capture import max_tokens
+from ..processes import check_processes
+from ..progress import Progress
+from .browser import browse, choose_texts
+from .config import FREE, ProbeConfig
+from .corpus import Corpus, read_corpus
+from .figures import draw, save_figures
+from .probe import ContextSimilarityProbe
+from .report import versions, write_report
+from .results import ProbeStatistics
+from .run_folder import RunFolder
+
+TWO_ON_CPU = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m hf_attn_ext.cli probe ..."
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeRun:
+    """A finished run: its statistics, its texts and its folder."""
+
+    config: ProbeConfig
+    corpus: Corpus
+    statistics: ProbeStatistics
+    folder: Path
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+
+def run_probe(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> ProbeRun:
+    """Take the statistics, and let the first process write everything: see :func:`run_statistics`, :func:`write_run`.
+
+    Example:
+        >>> run_probe(model, tokenizer, load_probe_config("probe.yaml")).report  # doctest: +SKIP
+        PosixPath('runs/probe/report.html')
+    """
+    run = run_statistics(model, tokenizer, config)
+    state = _processes()
+    if state.is_main_process:
+        write_run(run, model, tokenizer)
+    state.wait_for_everyone()
+    return run
+
+
+def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> ProbeRun:
+    """Run the texts of ``config`` through the model; a run that was broken off goes on where it was last saved.
+
+    The state is written every ``save_every`` texts. The same settings, texts and weights give the same bits, whether
+    the run was broken off or not. In a run of several processes (accelerate, torchrun) each takes its part, and all
+    have the statistics at the end.
+
+    Args:
+        model: in any mode; it is moved to the process's device.
+        tokenizer: its fast tokenizer.
+        config: the settings.
+
+    Raises:
+        AttnExtError: a file without texts, a text that is too long, a folder with another run or something else, a
+            model that cannot be captured, several processes asked for and one started, a system that refuses to write.
+    """
+    state = _processes()
+    check_processes(config.processes, state.num_processes, os.environ, TWO_ON_CPU)
+    if tokenizer is None:
+        raise AttnExtError(f"{config.model!r} has no tokenizer; save one into the folder")
+    probe = ContextSimilarityProbe(
+        model,
+        tokenizer,
+        config.layers,
+        config.heads,
+        percents=config.percents,
+        sample=config.sample,
+        controls=config.controls,
+        separators=config.separators,
+        bootstrap=config.bootstrap,
+        seed=config.seed,
+    )
+    corpus = read_corpus(config.texts, config.text_column, config.words, config.limit, config.seed)
+    _check_length(model, tokenizer, config)
+    if not config.truncation:
+        _check_texts(model, tokenizer, config, corpus)
+    folder = RunFolder(config.out, state.process_index, state.num_processes)
+    identity = _identity(model, tokenizer, config, corpus, state.num_processes)
+    _claim(folder, identity, state)
+    mine = corpus.texts[state.process_index :: state.num_processes]
+    saved, done = folder.load()
+    if saved is not None:
+        probe.merge(saved)
+    model.to(state.device)
+    step = -(-config.save_every // config.batch_size) * config.batch_size
+    options = {"truncation": config.truncation, "max_length": config.max_length, "language": config.language}
+    shown = config.progress and state.is_main_process
+    with Progress("probe", len(mine), done, shown) as progress, probe:
+        for start in range(done, len(mine), step):
+            texts = mine[start : start + step]
+            probe.feed(_counted(texts, progress), config.batch_size, **options)
+            folder.save(probe.state_dict(), start + len(texts))
+    if state.num_processes > 1:
+        probe.gather()
+    return ProbeRun(config, corpus, probe.statistics(), folder.root)
+
+
+def write_run(run: ProbeRun, model: nn.Module, tokenizer: Any) -> list[Path]:
+    """Write ``statistics.json``, ``statistics.parquet``, ``figures/`` and ``report.html`` into the run's folder.
+
+    Returns:
+        The files, each of which is whole.
+
+    Raises:
+        AttnExtError: the system refuses to write.
+    """
+    config, statistics = run.config, run.statistics
+    files = [run.folder / "statistics.json", run.folder / "statistics.parquet"]
+    statistics.to_json(files[0])
+    write_rows(statistics, files[1])
+    drawings = draw(statistics)
+    files += save_figures(drawings, run.folder / "figures")
+    texts = choose_texts(run.corpus.texts, config.browse, config.language)
+    browsed = browse(
+        model,
+        tokenizer,
+        texts,
+        config.layers,
+        config.heads,
+        percent=statistics.settings["percents"][0],
+        max_length=config.max_length,
+        language=config.language,
+    )
+    path = write_report(
+        statistics,
+        run.report,
+        browser=browsed,
+        provenance=provenance(run, model),
+        title=f"What the heads of {config.model} compare",
+        drawings=drawings,
+    )
+    return [*files, path]
+
+
+def write_rows(statistics: ProbeStatistics, path: Path) -> None:
+    """Write :meth:`ProbeStatistics.rows` as parquet: a row a statistic, layer and head."""
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist(statistics.rows())
+    with written_beside(path) as beside:
+        pyarrow.parquet.write_table(table, beside)
+
+
+def provenance(run: ProbeRun, model: nn.Module) -> dict[str, Any]:
+    """Where the numbers come from, by name."""
+    config, corpus = run.config, run.corpus
+    drawn = f", drawn from {corpus.drawn_from:,}" if corpus.drawn_from != len(corpus) else ""
+    blank = f", {corpus.blank:,} blank ones left out" if corpus.blank else ""
+    return {
+        "model": f"{config.model} ({type(model).__name__})",
+        "files": ", ".join(corpus.files),
+        "texts": f"{len(corpus):,}{drawn}{blank}",
+        "command": config.command(),
+        "longest text": f"{config.max_length or max_tokens(model) or 'any'} tokens"
+        + (", longer ones cut" if config.truncation else ""),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+    }
+
+
+def _processes() -> Any:
+    """accelerate's state of this run; it does not itself read what puts its processes on the CPU."""
+    from accelerate import PartialState
+    from accelerate.utils import parse_flag_from_env
+
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+
+
+def _claim(folder: RunFolder, identity: dict[str, Any], state: Any) -> None:
+    """Let the first process claim the folder; all stop where it may not."""
+    problem = None
+    if state.is_main_process:
+        try:
+            folder.claim(identity)
+        except AttnExtError as error:
+            problem = str(error)
+    if state.num_processes > 1:  # the others would wait for the first
+        from accelerate.utils import broadcast_object_list
+
+        problem = broadcast_object_list([problem])[0]
+    if problem:
+        raise AttnExtError(problem)
+
+
+def _identity(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: Corpus, processes: int) -> dict[str, Any]:
+    """What the statistics depend on: a run that goes on with another's state must have the same."""
+    settings = {name: value for name, value in config.to_dict().items() if name not in FREE}
+    first = tokenizer(corpus.texts[:16], verbose=False)["input_ids"]
+    return {
+        **settings,
+        "number of processes": processes,
+        "content of the texts": corpus.digest(),
+        "weights of the model": _fingerprint(model),
+        "token ids": hashlib.blake2b(json.dumps(first).encode(), digest_size=16).hexdigest(),
+    }
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """A hash of some thousand entries of every parameter: training changes it, and it takes no time."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().flatten()
+        few = flat[:: max(1, flat.numel() // 4096)].to("cpu", torch.float64)
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode() + few.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _check_length(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> None:
+    limit = max_tokens(model)
+    if config.max_length is not None and limit is not None and config.max_length > limit:
+        raise AttnExtError(f"max_length is {config.max_length}, the model takes {limit} tokens at most")
+    if config.max_length is None and limit is None and config.truncation:
+        raise AttnExtError(f"{config.model!r} does not say how many tokens it takes; give max_length")
+
+
+def _check_texts(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: Corpus) -> None:
+    """Find the first text that is too long before hours are spent on those before it."""
+    limit = config.max_length or max_tokens(model)
+    if limit is None:
+        return
+    for start in range(0, len(corpus), 256):
+        texts = corpus.texts[start : start + 256]
+        for number, ids in enumerate(tokenizer(texts, verbose=False)["input_ids"], start):
+            if len(ids) > limit:
+                raise AttnExtError(
+                    f"{corpus.places[number]}: a text of {len(ids)} tokens, at most {limit} are taken; cut texts with "
+                    "--truncation, or documents into several with --words"
+                )
+
+
+def _counted(texts: Sequence[str], progress: Progress) -> Iterator[str]:
+    for text in texts:
+        yield text
+        progress.advance()

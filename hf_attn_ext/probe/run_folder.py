@@ -1,0 +1,112 @@
+"""The folder of a probe's run: which run it is, how far each process has come, and what it has given."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import AttnExtError, short
+from ..files import as_path, write_text, written_beside
+
+MARKER = "probe.json"
+_PARTS = ("sums", "plain")
+_BESIDE = ".hf-attn-ext-"  # how the names of files that are being written begin
+
+
+class RunFolder:
+    """The files of one run.
+
+    Args:
+        root: the folder; it need not exist.
+        process, processes: which one this is, of how many.
+    """
+
+    def __init__(self, root: str | Path, process: int, processes: int) -> None:
+        self.root, self.processes = as_path(root), processes
+        self.state = self.root / "state" / f"{process}-of-{processes}.npz"
+
+    def claim(self, identity: dict[str, Any]) -> None:
+        """Make the folder this run's.
+
+        Args:
+            identity: what the statistics depend on, JSON values; a run that goes on must have the same.
+
+        Raises:
+            AttnExtError: the folder holds something else, or a run that differs (the first difference is named), or
+                cannot be written.
+        """
+        identity = json.loads(json.dumps(identity))
+        marker = self.root / MARKER
+        if self.root.exists() and not self.root.is_dir():
+            raise AttnExtError(f"output folder {str(self.root)!r} is a file; name a new folder")
+        try:
+            names = (path.name for path in self.root.iterdir()) if self.root.is_dir() else ()
+            others = sorted(name for name in names if not name.startswith(_BESIDE))
+        except OSError as error:
+            raise AttnExtError(f"cannot read {str(self.root)!r}: {error.strerror or error}") from error
+        if marker.is_file():
+            self._check_same(marker, identity)
+        elif others:
+            raise AttnExtError(
+                f"output folder {str(self.root)!r} holds something else ({others[0]!r}); name a new or an empty folder"
+            )
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if not marker.is_file():
+                write_text(marker, json.dumps(identity, indent=2, ensure_ascii=False) + "\n")
+            self.state.parent.mkdir(exist_ok=True)
+            for left in self.root.rglob(f"{_BESIDE}*"):  # half-written by a killed run
+                left.unlink(missing_ok=True)
+        except OSError as error:
+            raise AttnExtError(f"cannot write {str(self.root)!r}: {error.strerror or error}") from error
+
+    def _check_same(self, marker: Path, identity: dict[str, Any]) -> None:
+        try:
+            known = json.loads(marker.read_text(encoding="utf-8"))
+            different = [name for name in {**known, **identity} if known.get(name) != identity.get(name)]
+        except (OSError, ValueError, TypeError) as error:
+            raise AttnExtError(f"file {str(marker)!r} is damaged: {error}; delete the folder to start anew") from error
+        if different:
+            name = different[0]
+            raise AttnExtError(
+                f"output folder {str(self.root)!r} holds a run with another setting: {name} was "
+                f"{short(known.get(name))}, is now {short(identity.get(name))}; name another folder, or delete this one"
+            )
+
+    def save(self, state: dict[str, Any], done: int) -> None:
+        """Write a probe's ``state_dict`` and how many of this process's texts it has seen."""
+        arrays = {f"{part}:{name}": value for part in _PARTS for name, value in state[part].items()}
+        head = json.dumps({"done": done, "settings": state["settings"], "counts": state["counts"]})
+        with written_beside(self.state) as beside, beside.open("wb") as file:
+            np.savez(file, head=np.array(head), **arrays)
+
+    def load(self) -> tuple[dict[str, Any] | None, int]:
+        """The state that was saved last, or None, and how many texts it has seen.
+
+        Raises:
+            AttnExtError: a damaged file.
+        """
+        if not self.state.is_file():
+            return None, 0
+        try:
+            with np.load(self.state, allow_pickle=False) as file:
+                head = json.loads(str(file["head"]))
+                found: dict[str, Any] = {
+                    "settings": head["settings"],
+                    "counts": head["counts"],
+                    "sums": {},
+                    "plain": {},
+                }
+                for name in file.files:
+                    part, colon, key = name.partition(":")
+                    if colon:
+                        found[part][key] = file[name]
+                return found, int(head["done"])
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise AttnExtError(
+                f"state {str(self.state)!r} is damaged ({short(str(error))}); delete the folder to start anew"
+            ) from error
