@@ -118,6 +118,9 @@ def test_cosformer_refuses_what_is_longer_than_max_length():
         causal_attention(*(x[:, :, 8:] for x in (q, k, v)), fm, state)
     with pytest.raises(RuntimeError, match="longer than max_length = 8"):
         torch.compile(linear_attention, backend="eager", fullgraph=True)(q, k, v, fm)
+    # A graph that raises inside an autocast region never leaves it: later tests would find casts of other dtypes kept.
+    torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
 
 
 def polaformer_kernel(fm, q, k):

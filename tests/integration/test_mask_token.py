@@ -19,7 +19,9 @@ from hf_attn_ext.errors import AttnExtError
 
 
 def words(count, **special):
-    vocabulary = {f"w{i}": i for i in range(count)} | {text: i for i, text in enumerate(special.values())}
+    vocabulary = {
+        text: i for i, text in enumerate([*(f"w{i}" for i in range(count - len(special))), *special.values()])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", **special)
