@@ -75,7 +75,7 @@ def block_generate(
         eos_token_id: one id or several at which a text ends; default: the generation configuration's; None: none.
         pad_token_id: what fills up; default: the configuration's or the tokenizer's, else 0.
         streamer: as ``generate()`` takes it, for one text: gets the prompt, then every block.
-        stopping_criteria: as ``generate()`` takes them: called with the sequences after every block.
+        stopping_criteria: as ``generate()`` takes them: called after every block with each text (1, tokens) by itself.
         use_cache: None: where the model can.
         return_logits: return a :class:`BlockOutput`.
 
@@ -126,8 +126,9 @@ def block_generate(
         ended = torch.isin(last, ends) & (lengths > before) if ends is not None else torch.zeros_like(open_rows)
         open_rows = open_rows & (lengths < most) & ~ended
         if stopping_criteria is not None:
-            stop = stopping_criteria(text[:, : int(lengths.max())], None)
-            open_rows = open_rows & ~torch.as_tensor(stop, device=text.device)
+            for row in open_rows.nonzero().flatten().tolist():  # one at a time: what fills up is no text
+                stop = stopping_criteria(text[row : row + 1, : int(lengths[row])], None)
+                open_rows[row] = not torch.as_tensor(stop).any()
         start = start + passes.size
     if streamer is not None:
         streamer.end()
@@ -160,8 +161,8 @@ def _choose(
     generator: torch.Generator | None,
 ) -> Tensor:
     """A token for every place, (B, block_size); never the mask token."""
-    scores = logits.flatten(0, 1).float()
-    scores[:, mask_id] = -torch.inf
+    never = torch.arange(logits.shape[-1], device=logits.device) == mask_id
+    scores = logits.flatten(0, 1).float().masked_fill(never, -torch.inf)  # a copy: the caller may keep the logits
     if not do_sample:
         return scores.argmax(-1).view(logits.shape[:2])
     if temperature != 1.0:

@@ -10,10 +10,10 @@ from torch import Tensor
 from ..errors import AttnExtError
 from ..hasse import MaskSpec
 from ..hasse.masks import butterfly
-from ..integration import get_mask
 from ..integration.convert import unwrap
 from ..integration.families import attention_modules, is_causal
 from ..integration.layouts import butterfly_embeddings, lay_out
+from ..integration.masks import active_mask
 from ..integration.positions import position_table
 
 
@@ -73,7 +73,7 @@ def butterfly_score(model: Any, input_ids: Tensor, attention_mask: Tensor | None
 
 
 def _options(model: Any) -> dict[str, Any]:
-    masks = get_mask(model)
+    masks = active_mask(model)
     kinds = [(one.name, dict(one.options)) if isinstance(one, MaskSpec) else one for one in masks or [None]]
     if not all(isinstance(kind, tuple) and kind[0] == "butterfly" and kind == kinds[0] for kind in kinds):
         raise AttnExtError(

@@ -14,12 +14,12 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..errors import AttnExtError
 from .mask_settings import Recipe, heads_of
+from .softmax import BY_SCORES, refuse_modifiers
 
 if TYPE_CHECKING:
     from .mask_call import MaskCall
 
 BLOCK = 128
-_NOT_HONOURED = ("position_bias", "softcap", "s_aux")
 
 
 def flex_mask_attention(
@@ -37,11 +37,7 @@ def flex_mask_attention(
     Raises:
         AttnExtError: attention dropout, a modifier that is not honoured, or gradients on the CPU.
     """
-    for name in _NOT_HONOURED:
-        if kwargs.get(name) is not None:
-            raise AttnExtError(
-                f"{type(module).__name__} passes {name!r}, which backend 'flex' does not honour; use 'sdpa'"
-            )
+    refuse_modifiers(module, kwargs, BY_SCORES, "backend 'flex' (backend='eager' takes the family's own attention)")
     if dropout:
         raise AttnExtError(
             f"backend 'flex' has no attention dropout, and {type(module).__name__} has {dropout}; set it to 0 in the "

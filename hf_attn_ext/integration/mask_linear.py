@@ -29,6 +29,8 @@ def order_of(
     check_linear_mask(mask, getattr(module, "layer_idx", 0))
     given = call.given is not None
     kind = "other" if given or (mask.fixed and call.q_offset) else mask.kind(call.stop)
+    if layer is not None and kind == "full" and call.stop == 1:
+        kind = "causal"  # of one position they are the same; what follows shows which it is
     if layer is not None and kind != "causal":
         raise AttnExtError(
             f"a linear layer keeps a state, which has no order but the causal one, and the mask is {mask.title}; pass "

@@ -16,9 +16,9 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 from ..errors import AttnExtError
 from ..hasse import MaskSpec
 from ..hasse.masks import block_two_stream, butterfly
-from ..integration import get_mask
 from ..integration.convert import unwrap
 from ..integration.layouts import IGNORED, lay_out
+from ..integration.masks import active_mask
 from ..integration.positions import position_table
 
 
@@ -123,7 +123,7 @@ class MaskCollator:
         if model is None:
             return given
         call = ", ".join([f"model, {self.mask_name!r}", *(f"{name}={value!r}" for name, value in given.items())])
-        masks = get_mask(model)
+        masks = active_mask(model)
         if masks is None:
             raise AttnExtError(
                 f"{type(model).__name__} has no mask: call hf_attn_ext.set_mask({call}) first, or every prediction "

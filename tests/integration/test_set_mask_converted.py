@@ -168,3 +168,23 @@ def test_the_softmax_stream_is_refused_under_a_mask():
     model = hax.set_mask(hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL), "butterfly")
     with hax.softmax_stream(model, lambda call: None), pytest.raises(AttnExtError, match="softmax stream.*set_mask"):
         model(**tiny.inputs(length=10))
+
+
+@pytest.mark.parametrize("cls", [GPT2LMHeadModel, LlamaForCausalLM])
+@pytest.mark.parametrize("layers", [None, [1]], ids=["all", "hybrid"])
+@pytest.mark.parametrize("length", [1, 2])
+@torch.no_grad()
+def test_generation_from_the_shortest_prompts(cls, layers, length):
+    model = hax.convert(tiny.tiny_model(cls), tiny.KERNEL, layers=layers)
+    batch = tiny.inputs(length=length, padded=False)
+    asked = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = model.generate(**batch, **asked)
+    hax.set_mask(model, "causal")
+    assert torch.equal(model.generate(**batch, **asked), expected)
+    hax.set_mask(model, "bidirectional", allow_leaks=True)
+    with pytest.raises(AttnExtError, match="use_cache=False"):
+        model.generate(**batch, **asked)
+    cache = model(**batch, use_cache=True).past_key_values if length == 1 else None
+    if cache is not None:  # one position is causal; the second shows that the mask is not
+        with pytest.raises(AttnExtError, match="no order but the causal one"):
+            model(input_ids=batch["input_ids"], past_key_values=cache, use_cache=True)
