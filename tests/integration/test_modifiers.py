@@ -67,8 +67,11 @@ def test_the_family_s_own_attention_or_none(make):
 @torch.no_grad()
 def test_softmax_layers_of_a_converted_model(make):
     model = hax.convert(make(**FULL), kernel="elu", layers=[1])
+    reached = []
+    model.model.layers[1].register_forward_pre_hook(lambda *given: reached.append(given))
     with pytest.raises(AttnExtError, match="passes '(s_aux|softcap)'"):
         model(IDS, use_cache=False)
+    assert not reached  # it is the softmax layer that refuses
 
 
 @pytest.mark.parametrize("name", ["s_aux", "softcap", "position_bias"])
