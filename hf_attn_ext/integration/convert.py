@@ -145,14 +145,21 @@ def is_converted(model: nn.Module) -> bool:
 
 def unwrap(model: Any) -> Any:
     """Return the transformers model inside PEFT's, DDP's or torch.compile's wrapper."""
+    return wrappings(model)[-1]
+
+
+def wrappings(model: Any) -> list[Any]:
+    """Return ``model``, what it wraps, what that wraps, and so on to the transformers model."""
+    found = [model]
     while not isinstance(model, PreTrainedModel):
         inner = model.get_base_model() if hasattr(model, "get_base_model") else None
         for name in ("module", "_orig_mod"):
             inner = getattr(model, name, None) if inner is None else inner
         if inner is None or inner is model:
-            return model
+            break
         model = inner
-    return model
+        found.append(model)
+    return found
 
 
 def _check_model(model: Any) -> None:
