@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from ..errors import AttnExtError
-from ..integration.convert import unwrap
+from ..errors import AttnExtError, short
+from ..hasse.reading import is_whole
 from .block_pass import BlockPasses
+from .texts import read_model, read_texts, read_token
 
 DEFAULT = "default"
 
@@ -75,7 +76,7 @@ def block_generate(
         eos_token_id: one id or several at which a text ends; default: the generation configuration's; None: none.
         pad_token_id: what fills up; default: the configuration's or the tokenizer's, else 0.
         streamer: as ``generate()`` takes it, for one text: gets the prompt, then every block.
-        stopping_criteria: as ``generate()`` takes them: called with the sequences after every block.
+        stopping_criteria: as ``generate()`` takes them: called after every block with each text (1, tokens) by itself.
         use_cache: None: where the model can.
         return_logits: return a :class:`BlockOutput`.
 
@@ -83,12 +84,14 @@ def block_generate(
         int64 (B, M): prompt and continuation, padded on the right.
 
     Raises:
-        AttnExtError: a model without that mask, no mask token, more tokens than positions, or an argument out of range.
+        AttnExtError: a model without that mask or with virtual tokens of PEFT's, no mask token, more tokens than
+            positions, or an argument out of range.
 
     Example:
         >>> block_generate(model, tokenizer("Once upon a", return_tensors="pt").input_ids)  # doctest: +SKIP
     """
-    base = unwrap(model)
+    base = read_model(model, "block_generate")
+    input_ids, real = read_texts(input_ids, attention_mask, base)
     _check_numbers(max_new_tokens, do_sample, temperature, top_k, top_p)
     mask_id = _id("mask_token_id", mask_token_id, base, tokenizer)
     if mask_id is None:
@@ -99,7 +102,12 @@ def block_generate(
     passes = BlockPasses(base, mask_id, use_cache)
     pad_id = _id("pad_token_id", pad_token_id, base, tokenizer) or 0
     ends = _ends(base, eos_token_id, input_ids.device)
-    text, lengths = _prompts(input_ids, attention_mask, max_new_tokens + passes.size, pad_id)
+    if stopping_criteria is not None and not callable(stopping_criteria):
+        raise AttnExtError(
+            f"stopping_criteria must be callable, got {short(stopping_criteria)}; a list of several is "
+            "transformers.StoppingCriteriaList([...])"
+        )
+    text, lengths = _prompts(input_ids, real, max_new_tokens + passes.size, pad_id)
     most = lengths + max_new_tokens
     if passes.limit is not None and int(most.max()) > passes.limit:
         raise AttnExtError(
@@ -126,8 +134,9 @@ def block_generate(
         ended = torch.isin(last, ends) & (lengths > before) if ends is not None else torch.zeros_like(open_rows)
         open_rows = open_rows & (lengths < most) & ~ended
         if stopping_criteria is not None:
-            stop = stopping_criteria(text[:, : int(lengths.max())], None)
-            open_rows = open_rows & ~torch.as_tensor(stop, device=text.device)
+            for row in open_rows.nonzero().flatten().tolist():  # one at a time: what fills up is no text
+                stop = stopping_criteria(text[row : row + 1, : int(lengths[row])], None)
+                open_rows[row] = not torch.as_tensor(stop).any()
         start = start + passes.size
     if streamer is not None:
         streamer.end()
@@ -160,8 +169,8 @@ def _choose(
     generator: torch.Generator | None,
 ) -> Tensor:
     """A token for every place, (B, block_size); never the mask token."""
-    scores = logits.flatten(0, 1).float()
-    scores[:, mask_id] = -torch.inf
+    never = torch.arange(logits.shape[-1], device=logits.device) == mask_id
+    scores = logits.flatten(0, 1).float().masked_fill(never, -torch.inf)  # a copy: the caller may keep the logits
     if not do_sample:
         return scores.argmax(-1).view(logits.shape[:2])
     if temperature != 1.0:
@@ -173,19 +182,14 @@ def _choose(
     return torch.multinomial(scores.softmax(-1), 1, generator=generator).view(logits.shape[:2])
 
 
-def _prompts(input_ids: Tensor, attention_mask: Tensor | None, room: int, pad_id: int) -> tuple[Tensor, Tensor]:
+def _prompts(input_ids: Tensor, real: Tensor, room: int, pad_id: int) -> tuple[Tensor, Tensor]:
     """The real tokens of each row from the left, with room behind them, (B, M); and how many, (B,)."""
-    if input_ids.ndim != 2 or input_ids.is_floating_point():
-        raise AttnExtError(f"input_ids must be whole numbers (batch, tokens), got {tuple(input_ids.shape)}")
-    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    if real.shape != input_ids.shape:
-        raise AttnExtError(f"attention_mask is {tuple(real.shape)}, but input_ids {tuple(input_ids.shape)}")
     lengths = real.sum(1)
     order = torch.argsort(real.int(), dim=1, descending=True, stable=True)
     moved = input_ids.gather(1, order)
     places = torch.arange(input_ids.shape[1], device=input_ids.device)
     moved = moved.masked_fill(places >= lengths[:, None], pad_id)
-    return torch.nn.functional.pad(moved, (0, room), value=pad_id).long(), lengths
+    return torch.nn.functional.pad(moved, (0, room), value=pad_id), lengths
 
 
 def _ends(model: Any, given: Any, device: torch.device) -> Tensor | None:
@@ -193,13 +197,17 @@ def _ends(model: Any, given: Any, device: torch.device) -> Tensor | None:
         given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if given is None:
         return None
-    return torch.as_tensor(given, device=device).reshape(-1)
+    given = given.tolist() if torch.is_tensor(given) else given
+    ids = given if isinstance(given, list | tuple) else [given]
+    if not all(map(is_whole, ids)):
+        raise AttnExtError(f"eos_token_id must be the id of a token, or a list of such, got {short(given)}")
+    return torch.tensor(ids, dtype=torch.int64, device=device)
 
 
 def _id(name: str, given: int | None, model: Any, tokenizer: Any) -> int | None:
     for value in (given, getattr(model.config, name, None), getattr(tokenizer, name, None)):
         if value is not None:
-            return int(value)
+            return read_token(name, value, model)
     return None
 
 

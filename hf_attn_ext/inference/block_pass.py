@@ -15,9 +15,10 @@ from transformers import DynamicCache
 
 from ..errors import AttnExtError
 from ..hasse import MaskSpec
-from ..integration import converted_layers, get_mask
+from ..integration import converted_layers
 from ..integration.families import attention_modules, is_causal
 from ..integration.mask_call import given_mask
+from ..integration.masks import active_mask
 from ..integration.positions import position_table
 
 _CACHES = ("cache", "past_key_values")  # 5.24 names it ``cache``
@@ -123,10 +124,10 @@ def block_options(model: Any) -> dict[str, Any]:
     """The options of the one ``block_two_stream`` mask that every layer of a model has.
 
     Raises:
-        AttnExtError: another mask, or none.
+        AttnExtError: another mask, none, or one that the model does not attend by.
     """
     name = type(model).__name__
-    found = get_mask(model)
+    found = active_mask(model)
     kinds = [(one.name, dict(one.options)) if isinstance(one, MaskSpec) else one for one in found or [None]]
     if not all(isinstance(kind, tuple) and kind[0] == "block_two_stream" and kind == kinds[0] for kind in kinds):
         raise AttnExtError(

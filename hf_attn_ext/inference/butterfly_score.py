@@ -10,11 +10,11 @@ from torch import Tensor
 from ..errors import AttnExtError
 from ..hasse import MaskSpec
 from ..hasse.masks import butterfly
-from ..integration import get_mask
-from ..integration.convert import unwrap
 from ..integration.families import attention_modules, is_causal
 from ..integration.layouts import butterfly_embeddings, lay_out
+from ..integration.masks import active_mask
 from ..integration.positions import position_table
+from .texts import read_model, read_texts
 
 
 @torch.no_grad()
@@ -33,20 +33,16 @@ def butterfly_score(model: Any, input_ids: Tensor, attention_mask: Tensor | None
         predicts.
 
     Raises:
-        AttnExtError: a model without that mask, or texts longer than its positions.
+        AttnExtError: a model without that mask or with virtual tokens of PEFT's, no such tensors, tokens that it does
+            not have, or texts longer than its positions.
 
     Example:
         >>> scores = butterfly_score(model, **tokenizer(["One text."], return_tensors="pt"))  # doctest: +SKIP
         >>> (-scores.nanmean()).exp()  # the pseudo-perplexity  # doctest: +SKIP
     """
-    base = unwrap(model)
+    base = read_model(model, "butterfly_score")
     options = _options(base)
-    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    if input_ids.ndim != 2 or real.shape != input_ids.shape:
-        raise AttnExtError(
-            f"input_ids and attention_mask must be (batch, tokens), got {tuple(input_ids.shape)} and "
-            f"{tuple(real.shape)}"
-        )
+    input_ids, real = read_texts(input_ids, attention_mask, base)
     table = position_table(base)
     limit, first = (None, 0) if table is None else table
     lengths = real.sum(1)
@@ -73,7 +69,7 @@ def butterfly_score(model: Any, input_ids: Tensor, attention_mask: Tensor | None
 
 
 def _options(model: Any) -> dict[str, Any]:
-    masks = get_mask(model)
+    masks = active_mask(model)
     kinds = [(one.name, dict(one.options)) if isinstance(one, MaskSpec) else one for one in masks or [None]]
     if not all(isinstance(kind, tuple) and kind[0] == "butterfly" and kind == kinds[0] for kind in kinds):
         raise AttnExtError(

@@ -22,6 +22,7 @@ from .registry import IMPLEMENTATION
 
 FOLDED = "attn_ext_folded"  # in the configuration: see fold.py
 _BEFORE = "_attn_ext_before"
+BEFORE_MASK = "_attn_ext_before_mask"  # the attention implementation that set_mask found
 
 
 def convert(
@@ -68,6 +69,8 @@ def convert(
             adopt(kept)
             plan[i] = (module, layer_idx, kept)
     implementation = model.config._attn_implementation
+    if implementation == HASSE:
+        implementation = model.__dict__.pop(BEFORE_MASK, None)
     before = {
         "implementation": implementation if implementation != IMPLEMENTATION else None,
         "name_or_path": model.name_or_path,
@@ -89,7 +92,7 @@ def revert(model: PreTrainedModel) -> PreTrainedModel:
 
     The base weights are those of now, trained or not. A stock model that got maps on first use loses them.
     The attention implementation becomes the one that the model had before it was converted, or the host's
-    default.
+    default; of a model with a mask it is ``"hasse"``, and that one once the mask is removed.
 
     Returns:
         The same object.
@@ -105,8 +108,9 @@ def revert(model: PreTrainedModel) -> PreTrainedModel:
         if not isinstance(model, PreTrainedModel) or attached_on_first_use(model) is None:
             raise AttnExtError(f"{type(model).__name__} is not converted; there is nothing to revert")
         detach(model)
+        masked = getattr(model.config, FIELD, None) is not None
         model.config._attn_implementation = None
-        model.config._attn_implementation = model.get_correct_attn_implementation(None)
+        model.config._attn_implementation = model.get_correct_attn_implementation(HASSE if masked else None)
         return model
     check_bare(model)
     if getattr(model.config, FOLDED, False):
@@ -124,7 +128,11 @@ def revert(model: PreTrainedModel) -> PreTrainedModel:
     restore_classes(model)
     before = model.__dict__.pop(_BEFORE, {})
     model.name_or_path = before.get("name_or_path", model.name_or_path)
-    implementation = before.get("implementation") if getattr(config, FIELD, None) is None else HASSE
+    implementation = before.get("implementation")
+    if getattr(config, FIELD, None) is not None:
+        if implementation is not None:
+            setattr(model, BEFORE_MASK, implementation)
+        implementation = HASSE
     config._attn_implementation = model.get_correct_attn_implementation(implementation)
     share_config(model, config)
     return model
@@ -137,14 +145,21 @@ def is_converted(model: nn.Module) -> bool:
 
 def unwrap(model: Any) -> Any:
     """Return the transformers model inside PEFT's, DDP's or torch.compile's wrapper."""
+    return wrappings(model)[-1]
+
+
+def wrappings(model: Any) -> list[Any]:
+    """Return ``model``, what it wraps, what that wraps, and so on to the transformers model."""
+    found = [model]
     while not isinstance(model, PreTrainedModel):
         inner = model.get_base_model() if hasattr(model, "get_base_model") else None
         for name in ("module", "_orig_mod"):
             inner = getattr(model, name, None) if inner is None else inner
         if inner is None or inner is model:
-            return model
+            break
         model = inner
-    return model
+        found.append(model)
+    return found
 
 
 def _check_model(model: Any) -> None:

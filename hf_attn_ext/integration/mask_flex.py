@@ -13,13 +13,14 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..errors import AttnExtError
+from ..hasse.masks.registry import kept_by_name
 from .mask_settings import Recipe, heads_of
+from .softmax import BY_SCORES, refuse_modifiers
 
 if TYPE_CHECKING:
     from .mask_call import MaskCall
 
 BLOCK = 128
-_NOT_HONOURED = ("position_bias", "softcap", "s_aux")
 
 
 def flex_mask_attention(
@@ -37,11 +38,7 @@ def flex_mask_attention(
     Raises:
         AttnExtError: attention dropout, a modifier that is not honoured, or gradients on the CPU.
     """
-    for name in _NOT_HONOURED:
-        if kwargs.get(name) is not None:
-            raise AttnExtError(
-                f"{type(module).__name__} passes {name!r}, which backend 'flex' does not honour; use 'sdpa'"
-            )
+    refuse_modifiers(module, kwargs, BY_SCORES, "backend 'flex' (backend='eager' takes the family's own attention)")
     if dropout:
         raise AttnExtError(
             f"backend 'flex' has no attention dropout, and {type(module).__name__} has {dropout}; set it to 0 in the "
@@ -103,7 +100,7 @@ def build_block_mask(call: MaskCall, layer: Recipe | tuple[Recipe, ...], device:
     return _with_tiles(tiles, mask_mod, (call.stop, call.stop))
 
 
-@functools.lru_cache(maxsize=8)
+@kept_by_name(maxsize=8)
 def _block_mask(recipe: Recipe, length: int, device: torch.device) -> BlockMask:
     """The mask alone, made once and not in every forward pass."""
     with torch.inference_mode(False):  # what is kept must serve training later
@@ -141,7 +138,7 @@ def _empty_rows(recipe: Recipe, length: int, padding: Tensor | None, device: tor
     return torch.cat([(real @ rows.T.float()) == 0 for rows in recipe.of_length(length).chunks()], dim=1).to(device)
 
 
-@functools.lru_cache(maxsize=8)
+@kept_by_name(maxsize=8)
 def _unseeing(recipe: Recipe, length: int) -> Tensor:
     with torch.inference_mode(False):
         return torch.cat([~rows.any(-1) for rows in recipe.of_length(length).chunks()])[None]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor, nn
 
 from ..errors import AttnExtError
 from ..hasse import MaskSpec, information_flow
+from ..hasse.masks.registry import kept_by_name
 from .cache import KernelStateLayer
 from .mask_call import MaskCall
 from .mask_settings import Recipe
@@ -29,6 +28,8 @@ def order_of(
     check_linear_mask(mask, getattr(module, "layer_idx", 0))
     given = call.given is not None
     kind = "other" if given or (mask.fixed and call.q_offset) else mask.kind(call.stop)
+    if layer is not None and kind == "full" and call.stop == 1:
+        kind = "causal"  # of one position they are the same; what follows shows which it is
     if layer is not None and kind != "causal":
         raise AttnExtError(
             f"a linear layer keeps a state, which has no order but the causal one, and the mask is {mask.title}; pass "
@@ -48,7 +49,7 @@ def dense_order(order: MaskSpec | list[MaskSpec], device: torch.device) -> Tenso
     return (order.dense() | torch.eye(len(order), dtype=torch.bool)).to(device)
 
 
-@functools.lru_cache(maxsize=64)
+@kept_by_name(maxsize=64)
 def check_linear_mask(layer: Recipe | tuple[Recipe, ...] | None, number: int) -> None:
     """Raise :class:`AttnExtError` unless a linear layer can honour the mask."""
     if isinstance(layer, tuple):
@@ -56,13 +57,13 @@ def check_linear_mask(layer: Recipe | tuple[Recipe, ...] | None, number: int) ->
             f"layer {number} is linear, and linear attention has one mask for all heads; give the layer one, or leave "
             "it softmax (convert with layers=...)"
         )
-    for spec in [] if layer is None else layer.examples():
-        mask = spec.dense() | torch.eye(len(spec), dtype=torch.bool)
-        missing = (information_flow(spec) & ~mask).nonzero()
+    for spec in [] if layer is None else layer.examples(beyond=True):
+        missing = (information_flow(spec) & ~spec.dense()).nonzero()
         if len(missing):
             row, column = missing[0].tolist()
+            what = f"is reached by {spec.names[column]} without seeing it" if row != column else "does not see itself"
             raise AttnExtError(
-                f"layer {number} is linear, and the mask {layer.title} is not dense: {spec.names[row]} is reached by "
-                f"{spec.names[column]} without seeing it, here with {len(spec)} positions; "
+                f"layer {number} is linear, and the mask {layer.title} is not dense: {spec.names[row]} {what}, here "
+                f"with {len(spec)} positions; "
                 "densify it (MaskSpec.densify()), or leave the layer softmax (convert with layers=...)"
             )

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ..errors import AttnExtError, suggest
 from ..hasse import MaskSpec
-from ..hasse.masks.registry import list_masks, make_mask, mask_entry
+from ..hasse.masks.registry import kept_by_name, list_masks, make_mask, mask_entry
+from ..hasse.reading import is_whole
 from .mask_entries import FIELD, NOT_PLAIN, alike, bits_entry, dumps, from_bits, plain
 
 BACKENDS = ("sdpa", "eager", "flex")
@@ -32,6 +33,7 @@ _NESTED = ("causal", "prefix_lm", "sliding_window")
 # A window beyond the text is the whole text, in every length that a batch may have.
 _CLIPPED = {"sliding_window": "w"}
 _PROBES = (24, 96, 384, 1536, 6144)
+_LONGEST = 4096  # tokens that are looked at when a mask is set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,17 +112,22 @@ class Recipe:
                 failed = error
         raise failed
 
-    def examples(self) -> list[MaskSpec]:
-        """Like :meth:`example`, in several lengths, shortest first."""
+    def examples(self, beyond: bool = False) -> list[MaskSpec]:
+        """Like :meth:`example`, in several lengths, shortest first; ``beyond``: one of them longer than its options."""
         if self.fixed:
             return [_made(self.text)]
         found = []
-        for n in _PROBES[:3]:
+        for n in sorted({*_PROBES[:3], *(self._beyond() if beyond else ())}):
             try:
                 found.append(_made(self.text, n))
             except AttnExtError:
                 continue
         return found or [self.example()]
+
+    def _beyond(self) -> list[int]:
+        """A length where an option such as a window's width is not clipped any more."""
+        widths = [value for value in self.entry["options"].values() if is_whole(value)]
+        return [min(2 * value + 2, _LONGEST) for value in widths if value >= _PROBES[2] // 2]
 
     def of_length(self, length: int) -> MaskSpec:
         """The mask of ``length`` positions.
@@ -179,7 +186,7 @@ class Recipe:
         return _kind(self.text, length)
 
 
-@functools.lru_cache(maxsize=32)
+@kept_by_name(maxsize=32)
 def _made(text: str, n: int | None = None) -> MaskSpec:
     entry = json.loads(text)
     if "bits" in entry:
@@ -193,7 +200,7 @@ def _made(text: str, n: int | None = None) -> MaskSpec:
     return make_mask(entry["name"], **options)
 
 
-@functools.lru_cache(maxsize=256)
+@kept_by_name(maxsize=256)
 def _number_of_tokens(text: str, length: int) -> int:
     """The ``n`` whose mask has ``length`` positions: usually a line through two lengths tells, else halving does."""
 
@@ -228,14 +235,14 @@ def _spec(text: str, length: int) -> MaskSpec:
     return Recipe(text).of_length(length)
 
 
-@functools.lru_cache(maxsize=4)
+@kept_by_name(maxsize=4)
 def dense(text: str, length: int, device: str) -> Tensor:
     """The mask (N, N) on ``device``; the last few are kept."""
     with torch.inference_mode(False):  # what is kept must serve training later
         return _spec(text, length).dense().to(device)
 
 
-@functools.lru_cache(maxsize=256)
+@kept_by_name(maxsize=256)
 def _kind(text: str, length: int) -> str:
     full = causal = True
     start = 0
@@ -250,7 +257,7 @@ def _kind(text: str, length: int) -> str:
     return "full" if full else "causal"
 
 
-@functools.lru_cache(maxsize=64)
+@kept_by_name(maxsize=64)
 def check_growth(text: str, before: int, after: int) -> None:
     """Raise unless the mask of ``before`` positions is the beginning of that of ``after``, and sees nothing behind it.
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from .convert import unwrap
 
 MASK_TOKEN = "<mask>"
@@ -30,7 +30,7 @@ def add_mask_token(model: Any, tokenizer: Any, token: str = MASK_TOKEN) -> Any:
         The model; the id is ``tokenizer.mask_token_id``, and ``config.mask_token_id``.
 
     Raises:
-        AttnExtError: no transformers model, or ``token`` is an ordinary token of the vocabulary already.
+        AttnExtError: no transformers model or tokenizer, or ``token`` is an ordinary token of the vocabulary already.
 
     Example:
         >>> hax.add_mask_token(model, tokenizer)  # doctest: +SKIP
@@ -40,6 +40,10 @@ def add_mask_token(model: Any, tokenizer: Any, token: str = MASK_TOKEN) -> Any:
     base = unwrap(model)
     if not isinstance(base, PreTrainedModel):
         raise AttnExtError(f"add_mask_token needs a transformers model, got {type(base).__name__}")
+    if not all(hasattr(tokenizer, name) for name in ("get_vocab", "add_special_tokens", "mask_token_id")):
+        raise AttnExtError(f"tokenizer must be one of transformers, got {short(tokenizer)}")
+    if not isinstance(token, str) or not token:
+        raise AttnExtError(f"token must be a text, got {short(token)}")
     before = len(tokenizer)
     if tokenizer.mask_token is None:
         if token in tokenizer.get_vocab():

@@ -17,9 +17,10 @@ from .families import is_cross_attention
 from .layouts import check_inputs
 from .mask_call import MaskCall, mask_call, wrong_mask
 from .mask_settings import Recipe
-from .softmax import wants_weights
+from .softmax import BY_SCORES, BY_SDPA, refuse_modifiers, wants_weights
 
 HASSE = "hasse"
+_SDPA = "sdpa (set_mask(..., backend='eager') takes the family's own attention)"
 
 
 def hasse_mask(**host: Any) -> MaskCall:
@@ -55,7 +56,7 @@ def hasse_attention(
 
     Raises:
         AttnExtError: the model did not hand on what the mask function returned, the mask has no such length, or a
-            backend that cannot do what is asked.
+            backend that cannot do what is asked (attention sinks by sdpa).
     """
     if not isinstance(attention_mask, MaskCall):
         if attention_mask is not None:
@@ -95,6 +96,7 @@ def masked_attention(
         block_mask = call.block_mask(layer, query.device)
         output = flex_mask_attention(module, query, key, value, block_mask, dropout, scaling, kwargs)
         return output.transpose(1, 2).contiguous(), None
+    refuse_modifiers(module, kwargs, BY_SDPA, _SDPA)
     mask, causal = call.allowed(layer, query.device, skip=True)
     kwargs = {name: entry for name, entry in kwargs.items() if name not in ("is_causal", "output_attentions")}
     return sdpa_attention_forward(
@@ -115,6 +117,7 @@ def stock_attention(
     """A layer without a mask of ours: the host's own pattern and function; the backend ``"flex"`` uses sdpa here."""
     if call.settings.backend == "eager" or wants_weights(module, kwargs):
         return eager_attention(module, query, key, value, call.stock("eager"), scaling, dropout, kwargs)
+    refuse_modifiers(module, kwargs, BY_SDPA, _SDPA)
     kwargs = {name: entry for name, entry in kwargs.items() if name != "output_attentions"}
     return sdpa_attention_forward(
         module, query, key, value, call.stock("sdpa"), dropout=dropout, scaling=scaling, **kwargs
@@ -137,6 +140,7 @@ def eager_attention(
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if own is not None:
         return own(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
+    refuse_modifiers(module, kwargs, BY_SCORES, "the plain eager attention")
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)

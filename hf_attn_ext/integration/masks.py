@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..errors import AttnExtError
 from ..hasse import MaskSpec, information_flow
 from ..hasse.spec import held_tokens
-from .convert import share_config, unwrap
+from .convert import BEFORE_MASK, share_config, unwrap
 from .families import FAMILIES, attention_modules, attention_shape, is_causal, slides, stock_type, supported_model_types
 from .first_use import attached_on_first_use, is_stock
 from .layers import converted_layers
@@ -26,7 +26,6 @@ from .models import AttnExtModelMixin
 from .positions import position_table
 from .registry import IMPLEMENTATION
 
-_BEFORE = "_attn_ext_before_mask"
 Layer = Recipe | tuple[Recipe, ...] | None
 
 
@@ -69,9 +68,9 @@ def set_mask(
         The same object.
 
     Raises:
-        AttnExtError: no such mask, option, layer or backend; a model without the attention interface; a layer with a
-            sliding window; a mask that leaks; position ids beyond the model's table; a mask that is not dense, or one
-            a head, for a linear layer. The model is then unchanged.
+        AttnExtError: no such mask, option, layer or backend; a model without the attention interface, or without sdpa;
+            a layer with a sliding window; a mask that leaks; position ids beyond the model's table; a mask that is not
+            dense, or one a head, for a linear layer. The model is then unchanged.
 
     Example:
         >>> hax.set_mask(model, "block_two_stream", block_size=4)  # doctest: +SKIP
@@ -92,6 +91,11 @@ def set_mask(
         return model
     if backend not in BACKENDS:
         raise AttnExtError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "sdpa" and not base._supports_sdpa:
+        raise AttnExtError(
+            f"the host computes {type(base).__name__} without sdpa, which cannot do its attention (attention sinks, a "
+            "soft cap); use backend='eager'"
+        )
     if options and not isinstance(spec_or_name, str):
         raise AttnExtError(f"options ({', '.join(options)}) go with the name of a mask, got {spec_or_name!r}")
     layers = _layers(spec_or_name, per_layer, per_head, options, modules)
@@ -115,13 +119,57 @@ def set_mask(
 def get_mask(model: Any) -> list[Any] | None:
     """Return what :func:`set_mask` set, an entry a layer: None, a mask, or a list with one a head.
 
-    A mask without a length of its own comes as a pair ``(name, options)``, any other as a :class:`.MaskSpec`.
+    A mask without a length of its own comes as a pair ``(name, options)``, any other as a :class:`.MaskSpec`. A mask
+    that the configuration holds, but that the model does not attend by (opened without
+    ``attn_implementation="hasse"``), is returned with a warning.
+
+    Raises:
+        AttnExtError: no transformers model.
 
     Example:
         >>> get_mask(hax.set_mask(model, "causal"))  # doctest: +SKIP
         [('causal', {}), ('causal', {})]
     """
-    settings = MaskSettings.of(unwrap(model).config)
+    base = _with_config(model)
+    unused = _unused(base)
+    if unused is not None:
+        warnings.warn(unused, stacklevel=2)
+    return _shown_masks(base)
+
+
+def active_mask(model: Any) -> list[Any] | None:
+    """Like :func:`get_mask`, for what relies on the model attending by its mask.
+
+    Raises:
+        AttnExtError: no transformers model, or one that does not attend by the mask in its configuration.
+    """
+    base = _with_config(model)
+    unused = _unused(base)
+    if unused is not None:
+        raise AttnExtError(unused)
+    return _shown_masks(base)
+
+
+def _with_config(model: Any) -> PreTrainedModel:
+    base = unwrap(model)
+    if not isinstance(base, PreTrainedModel):
+        raise AttnExtError(f"a mask is a transformers model's, got {type(base).__name__}")
+    return base
+
+
+def _unused(model: PreTrainedModel) -> str | None:
+    """What is wrong where the configuration holds a mask that the attention in use does not know."""
+    implementation = model.config._attn_implementation
+    if MaskSettings.of(model.config) is None or implementation in (HASSE, IMPLEMENTATION):
+        return None
+    return (
+        f"{type(model).__name__} has attn_implementation={implementation!r}, which does not use the mask in its "
+        "configuration; call model.set_attn_implementation('hasse'), or open it with attn_implementation='hasse'"
+    )
+
+
+def _shown_masks(model: PreTrainedModel) -> list[Any] | None:
+    settings = MaskSettings.of(model.config)
     if settings is None:
         return None
     return [[_shown(r) for r in x] if isinstance(x, tuple) else _shown(x) for x in settings.layers]
@@ -307,7 +355,7 @@ def _store(model: PreTrainedModel, settings: MaskSettings) -> None:
     if not isinstance(model, AttnExtModelMixin):
         before = config._attn_implementation
         if before != HASSE:
-            setattr(model, _BEFORE, before)
+            setattr(model, BEFORE_MASK, before)
         config._attn_implementation = HASSE
     share_config(model, config)
 
@@ -315,7 +363,7 @@ def _store(model: PreTrainedModel, settings: MaskSettings) -> None:
 def _remove(model: PreTrainedModel) -> None:
     config = copy.deepcopy(model.config)
     config.__dict__.pop(FIELD, None)
-    before = model.__dict__.pop(_BEFORE, None)
+    before = model.__dict__.pop(BEFORE_MASK, None)
     if not isinstance(model, AttnExtModelMixin) and config._attn_implementation == HASSE:
         config._attn_implementation = None
         config._attn_implementation = model.get_correct_attn_implementation(before)

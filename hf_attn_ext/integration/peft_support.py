@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from ..errors import AttnExtError
-from .convert import unwrap
+from .convert import unwrap, wrappings
 from .families import stock_type
 from .layers import ATTRIBUTE, converted_layers
 
@@ -26,6 +28,17 @@ def peft_modules_to_save(model: nn.Module) -> list[str]:
         raise AttnExtError(f"{type(model).__name__} has no feature maps; call hf_attn_ext.convert(model) first")
     _know_target_modules(unwrap(model).config.model_type)
     return [ATTRIBUTE]
+
+
+def refuse_prompts(model: Any, what: str) -> None:
+    """Raise where PEFT's wrapper puts tokens of its own before every text, which the model inside knows nothing of."""
+    for wrapper in wrappings(model):
+        config = getattr(wrapper, "active_peft_config", None)
+        if getattr(config, "is_prompt_learning", False) and not getattr(wrapper, "_adapters_disabled", False):
+            raise AttnExtError(
+                f"{what} does not know the virtual tokens of PEFT's {type(config).__name__}; use an adapter without "
+                "them, such as LoRA, or call it under model.disable_adapter()"
+            )
 
 
 def _know_target_modules(model_type: str) -> None:

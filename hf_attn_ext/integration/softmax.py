@@ -6,12 +6,19 @@ softmax must turn it into what the host's own attention expects.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.utils import output_capturing
+
+from ..errors import AttnExtError
+
+# Keywords of the host's attention functions that change the result: those that sdpa does not know, and all of them.
+BY_SDPA = ("softcap", "s_aux")
+BY_SCORES = ("position_bias", *BY_SDPA)
 
 
 def softmax_attention(
@@ -37,7 +44,11 @@ def softmax_attention(
 
     Returns:
         The output (B, Nq, H, d_v), and the weights or None.
+
+    Raises:
+        AttnExtError: attention sinks or another modifier that this computation would leave out.
     """
+    refuse_modifiers(module, kwargs, BY_SCORES if need_weights else BY_SDPA, "softmax here")
     length = query.shape[2]
     alone = causal and length == key.shape[2] and length > 1 and attention_mask is None and not need_weights
     mask = expand_padding(attention_mask, length)
@@ -64,6 +75,15 @@ def wants_weights(module: nn.Module, kwargs: dict[str, Any]) -> bool:
         return bool(asked)
     collected = output_capturing._active_collector.get()
     return collected is not None and any(key.endswith("attentions") for key in collected)
+
+
+def refuse_modifiers(module: nn.Module, kwargs: Mapping[str, Any], names: tuple[str, ...], what: str) -> None:
+    """Raise where a module passes a keyword that changes the result and that ``what`` would leave out unseen."""
+    for name in names:
+        if kwargs.get(name) is not None:
+            raise AttnExtError(
+                f"{type(module).__name__} passes {name!r} to its attention, which {what} does not honour"
+            )
 
 
 def expand_padding(attention_mask: Tensor | None, query_length: int) -> Tensor | None:

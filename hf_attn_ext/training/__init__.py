@@ -15,6 +15,7 @@ from .config import (
 )
 from .config_files import load_config
 from .finetune import evaluate_task
+from .label_loss import LabelLoss
 from .losses import attention_losses, distillation_loss, task_loss
 from .pipeline import DistillResult, distill
 from .results import results_table
@@ -26,6 +27,7 @@ __all__ = [
     "DataConfig",
     "DistillConfig",
     "DistillResult",
+    "LabelLoss",
     "ModelConfig",
     "OutputConfig",
     "Stage1Config",

@@ -13,17 +13,22 @@ import torch
 from torch import Tensor
 from transformers.loss.loss_utils import LOSS_MAPPING
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from ..hasse import MaskSpec
 from ..hasse.masks import block_two_stream, butterfly
-from ..integration import get_mask
+from ..hasse.reading import is_whole, read_list
 from ..integration.convert import unwrap
 from ..integration.layouts import IGNORED, lay_out
+from ..integration.masks import active_mask
+from ..integration.peft_support import refuse_prompts
 from ..integration.positions import position_table
 
 
 class MaskCollator:
     """What both collators do: read texts, cut them, pad them to a common length, lay them out.
+
+    ``Trainer(label_smoothing_factor=e)`` shifts the labels of a causal language model, whatever the batch says: every
+    position would learn its neighbour's target. Pass ``compute_loss_func=LabelLoss(e)`` (:class:`.LabelLoss`) instead.
 
     Padding is on the right, whatever side the tokenizer pads on, so that positions count from the first token.
 
@@ -49,6 +54,7 @@ class MaskCollator:
         unlabelled: Iterable[int] = (),
         **options: Any,
     ) -> None:
+        refuse_prompts(model, type(self).__name__)
         base = None if model is None else unwrap(model)
         self.options = self._checked_options(base, options)
         table = None if base is None else position_table(base)
@@ -71,8 +77,13 @@ class MaskCollator:
         if pad_to_max_length and self.max_length is None:
             raise AttnExtError("pad_to_max_length needs max_length, as the model has positions without limit")
         self.pad_to_max_length = pad_to_max_length
-        self.unlabelled = sorted(set(unlabelled))
+        hidden = read_list(unlabelled, "unlabelled")
+        if not all(map(is_whole, hidden)):
+            raise AttnExtError(f"unlabelled must be ids of tokens, got {short(hidden)}")
+        self.unlabelled = sorted(set(map(int, hidden)))
         self.shifts = base is None or shifts_labels(base)
+        if not all(hasattr(tokenizer, name) for name in ("pad_token_id", "mask_token_id")):
+            raise AttnExtError(f"tokenizer must be one of transformers, got {short(tokenizer)}")
         self.pad_id = tokenizer.pad_token_id or 0
         self.mask_id = tokenizer.mask_token_id
         if self.uses_mask_token:
@@ -89,7 +100,8 @@ class MaskCollator:
         too, the same ones, which the host's loss then takes as they are.
 
         Raises:
-            AttnExtError: an item without ``input_ids``, or without a token.
+            AttnExtError: an item without ``input_ids`` or without a token, with ids that are no whole numbers, or with
+                several texts.
         """
         texts = [_read(item, i)[: self.max_length] for i, item in enumerate(items)]
         if not texts:
@@ -123,7 +135,7 @@ class MaskCollator:
         if model is None:
             return given
         call = ", ".join([f"model, {self.mask_name!r}", *(f"{name}={value!r}" for name, value in given.items())])
-        masks = get_mask(model)
+        masks = active_mask(model)
         if masks is None:
             raise AttnExtError(
                 f"{type(model).__name__} has no mask: call hf_attn_ext.set_mask({call}) first, or every prediction "
@@ -273,13 +285,32 @@ def _read(item: Mapping[str, Any], number: int) -> Tensor:
     """The real tokens of one item, int64 (n,)."""
     if not isinstance(item, Mapping) or "input_ids" not in item:
         raise AttnExtError(f"text {number} of the batch has no input_ids; tokenise it first")
-    ids = torch.as_tensor(item["input_ids"]).reshape(-1).to(torch.int64)
+    ids = _row(item["input_ids"], f"input_ids of text {number}")
+    if len(ids) and (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex()):
+        raise AttnExtError(f"input_ids of text {number} of the batch must be whole numbers, got dtype {ids.dtype}")
     mask = item.get("attention_mask")
     if mask is not None:
-        ids = ids[torch.as_tensor(mask).reshape(-1).to(torch.bool)]
+        mask = _row(mask, f"attention_mask of text {number}")
+        if len(mask) != len(ids):
+            raise AttnExtError(
+                f"text {number} of the batch has {len(ids)} input_ids, but {len(mask)} in attention_mask"
+            )
+        ids = ids[mask.to(torch.bool)]
     if not len(ids):
         raise AttnExtError(f"text {number} of the batch has no token; leave empty texts out")
-    return ids
+    return ids.to(torch.int64)
+
+
+def _row(values: Any, what: str) -> Tensor:
+    """What one text has, (n,); a tokenizer that gives tensors gives (1, n)."""
+    try:
+        row = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise AttnExtError(f"{what} of the batch must be a list of numbers, got {short(values)}") from None
+    row = row[0] if row.ndim == 2 and len(row) == 1 else row
+    if row.ndim != 1:
+        raise AttnExtError(f"{what} of the batch must be those of one text, got shape {tuple(row.shape)}")
+    return row
 
 
 def _check_mask_token(mask_id: int | None, model: Any) -> None:

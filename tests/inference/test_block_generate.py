@@ -159,6 +159,38 @@ def test_streaming_stopping_and_the_number_of_tokens():
     assert block_generate(model, ids, mask_token_id=39, max_new_tokens=8)[0].tolist() == cut
 
 
+@pytest.mark.parametrize("end", [0, None])
+@torch.no_grad()
+def test_stopping_sees_each_text_by_itself(end):
+    model = model_of(GPT2LMHeadModel)
+    seen, batch = [], prompts(7, 4, 2)
+
+    def stop(text, scores):
+        seen.append(text[0].tolist())
+        return [bool((text[:, -1] == 0).any()) or text.shape[1] >= 9]  # what fills up is 0
+
+    made = generate(model, *batch, max_new_tokens=9, pad_token_id=0, eos_token_id=end, stopping_criteria=stop)
+    assert all(0 not in text[:-1] for text in seen)
+    for row, length in enumerate((7, 4, 2)):
+        alone = generate(
+            model, batch[0][row : row + 1, :length], max_new_tokens=9, eos_token_id=end, stopping_criteria=stop
+        )
+        assert torch.equal(alone[0], made[row, : alone.shape[1]]) and (made[row, alone.shape[1] :] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@torch.no_grad()
+def test_the_logits_that_are_returned_are_the_model_s(dtype):
+    model = model_of(GPT2LMHeadModel).to(dtype)
+    passed = []
+    model.register_forward_hook(lambda module, args, output: passed.append(output.logits.clone()))
+    for options in ({}, {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9}):
+        passed.clear()
+        made = generate(model, prompts(6)[0], max_new_tokens=6, return_logits=True, **options)
+        for given, found in zip(made.logits, passed, strict=True):
+            assert given.isfinite().all() and torch.equal(given, found[:, -3:])
+
+
 @torch.no_grad()
 def test_a_text_that_has_ended_is_filled_up():
     model = model_of(GPT2LMHeadModel)

@@ -70,7 +70,7 @@ def tiny_half():
     [
         (None, [[5, 6]], "needs the one mask 'butterfly'"),
         ("causal", [[5, 6]], "needs the one mask 'butterfly'"),
-        ("butterfly", [5, 6], r"must be \(batch, tokens\), got \(2,\)"),
+        ("butterfly", [5, 6], r"whole numbers \(batch, tokens\), got \(2,\)"),
         ("butterfly", [[5] * 40], "has 40 tokens, but RobertaForMaskedLM has 39 positions"),
     ],
 )

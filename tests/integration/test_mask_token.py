@@ -80,3 +80,9 @@ def test_mistakes():
         hax.add_mask_token(tiny.tiny_model(GPT2LMHeadModel), words(40), token="w3")
     with pytest.raises(AttnExtError, match="needs a transformers model, got str"):
         hax.add_mask_token("gpt2", words(40))
+    for wrong in (None, "gpt2", 5):
+        with pytest.raises(AttnExtError, match="tokenizer must be one of transformers, got"):
+            hax.add_mask_token(tiny.tiny_model(GPT2LMHeadModel), wrong)
+    for wrong in (None, "", 5):
+        with pytest.raises(AttnExtError, match="token must be a text, got"):
+            hax.add_mask_token(tiny.tiny_model(GPT2LMHeadModel), words(40), token=wrong)

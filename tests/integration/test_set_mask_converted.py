@@ -168,3 +168,48 @@ def test_the_softmax_stream_is_refused_under_a_mask():
     model = hax.set_mask(hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL), "butterfly")
     with hax.softmax_stream(model, lambda call: None), pytest.raises(AttnExtError, match="softmax stream.*set_mask"):
         model(**tiny.inputs(length=10))
+
+
+@pytest.mark.parametrize("cls", [GPT2LMHeadModel, LlamaForCausalLM])
+@pytest.mark.parametrize("layers", [None, [1]], ids=["all", "hybrid"])
+@pytest.mark.parametrize("length", [1, 2])
+@torch.no_grad()
+def test_generation_from_the_shortest_prompts(cls, layers, length):
+    model = hax.convert(tiny.tiny_model(cls), tiny.KERNEL, layers=layers)
+    batch = tiny.inputs(length=length, padded=False)
+    asked = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = model.generate(**batch, **asked)
+    hax.set_mask(model, "causal")
+    assert torch.equal(model.generate(**batch, **asked), expected)
+    hax.set_mask(model, "bidirectional", allow_leaks=True)
+    with pytest.raises(AttnExtError, match="use_cache=False"):
+        model.generate(**batch, **asked)
+    cache = model(**batch, use_cache=True).past_key_values if length == 1 else None
+    if cache is not None:  # one position is causal; the second shows that the mask is not
+        with pytest.raises(AttnExtError, match="no order but the causal one"):
+            model(input_ids=batch["input_ids"], past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize("w", [2, 12, 100, 191, 192, 400, 1000])
+def test_a_window_of_any_width_is_refused_when_it_is_set(w):
+    model = hax.convert(tiny.tiny_model(LlamaForCausalLM), tiny.KERNEL)
+    with pytest.raises(AttnExtError, match=rf"'sliding_window' \(w={w}\) is not dense"):
+        hax.set_mask(model, "sliding_window", w=w)
+    with pytest.raises(AttnExtError, match="is not dense"):
+        hax.convert(hax.set_mask(tiny.tiny_model(LlamaForCausalLM), "sliding_window", w=w), tiny.KERNEL)
+
+
+@pytest.mark.parametrize("rows", ["no diagonal", "one row without itself", "an empty row"])
+def test_a_mask_whose_rows_do_not_see_themselves_is_refused_when_it_is_set(rows):
+    matrix = torch.ones(6, 6).tril(-1 if rows == "no diagonal" else 0).bool()
+    if rows != "no diagonal":
+        matrix[3, 3 if rows.startswith("one") else slice(None)] = False
+    spec = MaskSpec.from_mask(matrix)
+    with pytest.raises(AttnExtError, match="layer 0 is linear, .* not dense: .* does not see itself"):
+        hax.set_mask(hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL, layers=[0]), spec)
+    with pytest.raises(AttnExtError, match="layer 0 is linear, .* not dense: .* does not see itself"):
+        hax.convert(hax.set_mask(tiny.tiny_model(BertModel), spec), tiny.KERNEL)
+    # what is accepted runs
+    mended = matrix | torch.eye(6, dtype=torch.bool)
+    model = hax.set_mask(hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL), MaskSpec.from_mask(mended).densify())
+    assert first(model(**tiny.inputs(length=6))).isfinite().all()

@@ -38,11 +38,15 @@ class Entry:
 
 
 _MASKS: dict[str, Entry] = {}
+_KEPT: list[Any] = []  # what is kept of masks by their names
 _MOST = 1 << 24  # tokens, or whatever an option counts: what a machine can list
 
 
 def register_mask(name: str, example: Mapping[str, Any]) -> Callable[[Maker], Maker]:
     """Decorator that enters a function making a :class:`MaskSpec` under ``name``.
+
+    A function of the same name as before takes its place, as when a notebook's cell runs again; models that have the
+    mask by its name attend by the new one from then on.
 
     Args:
         name: the name in :func:`list_masks`.
@@ -64,9 +68,22 @@ def register_mask(name: str, example: Mapping[str, Any]) -> Callable[[Maker], Ma
             return dataclasses.replace(make(*arguments, **options), name=name, options=dict(bound.arguments))
 
         _MASKS[name] = Entry(made, dict(example))
+        for kept in _KEPT:
+            kept.cache_clear()
         return made
 
     return enter
+
+
+def kept_by_name(maxsize: int) -> Callable[[Callable], Callable]:
+    """``functools.lru_cache`` for what depends on masks by their names: forgotten when a name is entered anew."""
+
+    def keep(compute: Callable) -> Callable:
+        kept = functools.lru_cache(maxsize)(compute)
+        _KEPT.append(kept)
+        return kept
+
+    return keep
 
 
 def list_masks() -> list[str]:
