@@ -95,8 +95,20 @@ def divide(weighted: Tensor, bound: Tensor | None, rho: float) -> Tensor:
 
 def floored(denominator: Tensor, bound: Tensor | None, rho: float) -> Tensor:
     """The normaliser: the denominator, or the floor where that is larger; 1 in place of 0."""
-    if bound is not None:
-        denominator = torch.maximum(denominator, rho * bound)
+    denominator = _larger(denominator, bound, rho)
     # A row without any key: 0 / 1, with gradients of 0. So is a row whose kernel with every key is below 1e-30 of what
     # query and key have with themselves: its quotient would be rounding, and its gradient not finite.
-    return denominator.masked_fill(denominator < torch.finfo(denominator.dtype).tiny * 1e8, 1.0)
+    return denominator.masked_fill(_is_empty(denominator), 1.0)
+
+
+def empty_rows(weighted: Tensor, bound: Tensor | None, rho: float) -> Tensor:
+    """Bool (...): the rows that :func:`divide` takes for rows without any key."""
+    return _is_empty(_larger(weighted.detach()[..., -1:], bound, rho)).squeeze(-1)
+
+
+def _larger(denominator: Tensor, bound: Tensor | None, rho: float) -> Tensor:
+    return denominator if bound is None else torch.maximum(denominator, rho * bound)
+
+
+def _is_empty(denominator: Tensor) -> Tensor:
+    return denominator < torch.finfo(denominator.dtype).tiny * 1e8

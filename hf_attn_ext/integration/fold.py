@@ -11,12 +11,20 @@ from ..attention.feature_maps.affine import AffineMap
 from ..attention.forms.inputs import score_factor
 from ..errors import AttnExtError
 from .convert import FOLDED, check_bare, is_converted
+from .families import stock_type
 from .layers import ConvertedLayer, converted_layers
 
 _MAPS = ("query_map", "key_map")
-# What the host's attention modules without rotary positions call their query and key projections.
-_PROJECTIONS = (("query", "key"), ("q_lin", "k_lin"))
-_FUSED = "c_attn"
+# The query and key projections of the families whose queries and keys come straight from them: no rotary positions, no
+# scale of their own in between. One name: both in one matrix, queries first.
+_PROJECTIONS = {
+    "bert": ("query", "key"),
+    "roberta": ("query", "key"),
+    "xlm-roberta": ("query", "key"),
+    "distilbert": ("q_lin", "k_lin"),
+    "electra": ("query", "key"),
+    "gpt2": ("c_attn",),
+}
 
 
 @torch.no_grad()
@@ -35,8 +43,9 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
 
     Raises:
         AttnExtError: not converted, wrapped or with an adapter; a kernel without affine maps (or folded already);
-            rotary positions, which turn queries and keys between the projection and the map, or another
-            attention module whose projections are not known. The model is then unchanged.
+            a model type other than bert, roberta, xlm-roberta, distilbert, electra and gpt2: rotary positions turn
+            queries and keys between the projection and the map, and others may scale them there. The model is then
+            unchanged.
 
     Example:
         >>> hax.fold(model).save_pretrained("for-inference")  # doctest: +SKIP
@@ -50,7 +59,13 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     layers = converted_layers(model)
     if not all(isinstance(getattr(layer.feature_map, side, None), AffineMap) for layer in layers for side in _MAPS):
         raise AttnExtError(f"kernel {model.config.attn_ext['kernel']!r} of {name} has no affine maps to fold")
-    plan = [part for layer in layers for part in _folded(layer)]
+    model_type = stock_type(model.config.model_type)
+    if model_type not in _PROJECTIONS:
+        raise AttnExtError(
+            f"{name} of model type {model_type!r} cannot be folded: between projection and map queries and keys may be "
+            f"turned (rotary positions) or scaled; fold knows {', '.join(_PROJECTIONS)}"
+        )
+    plan = [part for layer in layers for part in _folded(layer, _PROJECTIONS[model_type])]
     for parameter, value in plan:
         parameter.copy_(value)
     for layer in layers:
@@ -63,35 +78,32 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _folded(layer: ConvertedLayer) -> list[tuple[nn.Parameter, Tensor]]:
+def _folded(layer: ConvertedLayer, names: tuple[str, ...]) -> list[tuple[nn.Parameter, Tensor]]:
     """The parameters of a layer's query and key projections, and what they become."""
     module, feature_map = layer.module, layer.feature_map
     factor = score_factor(feature_map, module.scaling) or 1.0
-    if isinstance(module._modules.get(_FUSED), Conv1D):
-        fused = module._modules[_FUSED]
+    kind = Conv1D if len(names) == 1 else nn.Linear
+    for name in names:
+        projection = module._modules.get(name)
+        if type(projection) is not kind or projection.bias is None:
+            raise AttnExtError(
+                f"{layer.name}.{name} ({type(projection).__name__}) cannot be folded: it must be a plain "
+                f"{kind.__name__} with a bias"
+            )
+    if len(names) == 1:
+        fused = module._modules[names[0]]
         weight, bias = fused.weight.double().clone(), fused.bias.double().clone()  # (in, 3 x width), queries first
         width = feature_map.num_heads * feature_map.head_dim
         for i, side in enumerate(_MAPS):
             part = slice(i * width, (i + 1) * width)
             weight[:, part], bias[part] = _apply(getattr(feature_map, side), weight[:, part], bias[part], factor)
         return [(fused.weight, weight), (fused.bias, bias)]
-    names = next((pair for pair in _PROJECTIONS if all(_has_bias(module, name) for name in pair)), None)
-    if names is None:
-        raise AttnExtError(
-            f"{layer.name} ({type(module).__name__}) cannot be folded: its queries and keys do not come straight from "
-            "linear projections with a bias (rotary positions turn them first)"
-        )
     plan = []
     for name, side in zip(names, _MAPS, strict=True):
         linear = getattr(module, name)
         weight, bias = _apply(getattr(feature_map, side), linear.weight.double().T, linear.bias.double(), factor)
         plan += [(linear.weight, weight.T), (linear.bias, bias)]
     return plan
-
-
-def _has_bias(module: nn.Module, name: str) -> bool:
-    linear = module._modules.get(name)
-    return isinstance(linear, nn.Linear) and linear.bias is not None
 
 
 def _apply(affine: AffineMap, weight: Tensor, bias: Tensor, factor: float) -> tuple[Tensor, Tensor]:

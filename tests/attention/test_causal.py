@@ -7,11 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_attn_ext.attention import causal_attention, linear_attention, make_feature_map, naive_attention
+from hf_attn_ext.attention import (
+    BoundMaps,
+    causal_attention,
+    linear_attention,
+    make_feature_map,
+    naive_attention,
+    plain_forms,
+)
 from hf_attn_ext.attention.forms import causal as causal_form
 from hf_attn_ext.attention.forms import inputs as form_inputs
+from hf_attn_ext.attention.forms import partial_order
 from hf_attn_ext.attention.forms.products import causal_product
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse import masks
 
 from .kernels import KERNELS, build
 from .test_forms import inputs, random_padding
@@ -150,6 +159,72 @@ def test_gradients_of_gradients_are_refused_where_a_part_would_be_missing():
         torch.autograd.grad(gradient.square().sum(), q)
 
 
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"order": masks.causal(9)}, {"order": masks.butterfly(3)}], ids=str
+)
+def test_gradients_of_gradients_are_refused_wherever_the_weight_lies(options):
+    """With another path to the weight, autograd alone would drop a part unseen."""
+    x = inputs(1, 2, 7 if "butterfly" in str(options) else 9, 4)[0]
+    weight = torch.eye(4, dtype=torch.float64, requires_grad=True)
+    tokens = x @ weight
+    out = linear_attention(tokens, tokens, tokens, build("flexformer_c", 2, 4), **options)
+    (gradient,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+    with pytest.raises(AttnExtError, match="no gradients of gradients: use naive_attention"):
+        torch.autograd.grad(gradient.square().sum() + weight.sum(), weight)
+
+
+def opposed(last, length, signed=False):
+    """Queries and early keys of one sign on the one axis that counts, so that their features hardly meet; a last key
+    with an amplitude of ``last ** 2``, the others' being 25.
+    """
+    feature_map = make_feature_map("flexformer_c", 1, 4, 6, complex_share=0.5 if signed else 0.0)
+    with torch.no_grad():
+        feature_map.norm_weight.fill_(4.0)
+        feature_map.real.zero_()
+        half = feature_map.real.shape[1] // 2
+        feature_map.real[:, :half, 0], feature_map.real[:, half:, 0] = 4.0, -4.0
+    q, k = torch.zeros(2, 1, 1, length, 4).unbind()
+    q[..., 0], k[..., 0], k[..., -1, 0] = 4.25, -5.0, last
+    v = torch.randn(1, 1, length, 4, generator=torch.Generator().manual_seed(0))
+    return feature_map, q, k, v
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("length", [3, 64, 70, 130])
+@pytest.mark.parametrize("last", [5.0, 6.5, 7.9])
+def test_a_later_key_never_hides_what_is_small(last, length, signed):
+    """Neither the amplitudes, 37 apart, nor the products of features are out of range; both together are."""
+    feature_map, q, k, v = opposed(last, length, signed)
+    mask = torch.ones(1, length, dtype=torch.bool)
+    for padded in (0, 1):
+        mask[:, :padded] = False
+        naive = naive_attention(q, k, v, feature_map, causal=True, key_padding_mask=mask)
+        assert naive[:, :, padded:].abs().amax(-1).gt(1e-2).all()
+        for options in ({"causal": True}, {"order": masks.causal(length)}):
+            with plain_forms():
+                ours = outputs_and_gradients(linear_attention, (q, k, v), feature_map, key_padding_mask=mask, **options)
+            torch.testing.assert_close(ours[0], naive, rtol=1e-3, atol=1e-4)
+            assert all(gradient.isfinite().all() for gradient in ours[1:])
+    with plain_forms():
+        first, state = causal_attention(q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], feature_map)
+        rest, _ = causal_attention(q[:, :, -1:], k[:, :, -1:], v[:, :, -1:], feature_map, state)
+    naive = naive_attention(q, k, v, feature_map, causal=True)
+    torch.testing.assert_close(torch.cat([first, rest], 2), naive, rtol=1e-3, atol=1e-4)
+
+
+def test_rows_without_keys_cost_no_second_way(monkeypatch):
+    """A padded start, and documents of padding, whose rows are truly empty."""
+    monkeypatch.setattr(causal_form, "_reference_per_query", None)
+    monkeypatch.setattr(partial_order, "order_sums", None)
+    mask = torch.ones(1, 70, dtype=torch.bool)
+    mask[:, :20] = False
+    tensors = inputs(1, 2, 70, 4)
+    for options in ({"causal": True}, {"order": masks.document([20, 50])}):
+        with plain_forms():
+            out = linear_attention(*tensors, build("flexformer_c", 2, 4), key_padding_mask=mask, **options)
+        assert out[:, :, :20].eq(0).all()
+
+
 def test_gradients_flow_through_a_state():
     feature_map = build("flexformer_c", 2, 4)
     q, k, v = (x.requires_grad_() for x in inputs(1, 2, 80, 4))
@@ -171,3 +246,49 @@ def test_a_state_of_another_batch_or_model_is_refused():
     with pytest.raises(AttnExtError, match="another model"):
         causal_attention(x, x, x, make_feature_map("flexformer_c", 2, 4, 9), state)
     assert state.select(torch.tensor([1, 1, 0])).batch_size == 3
+
+
+def test_a_state_of_another_dtype_or_kernel_is_refused():
+    """Also where the sizes agree."""
+    x = torch.randn(2, 2, 5, 4)
+    maps = [make_feature_map("flexformer_c", 2, 4, 2), make_feature_map("elu", 2, 4, 4)]
+    maps.append(make_feature_map("flexformer_c", 2, 4, 2, complex_share=1.0))
+    assert len({one.feature_dim for one in maps}) == 1
+    states = [causal_attention(x, x, x, one)[1] for one in maps]
+    for feature_map, own in zip(maps, states, strict=True):
+        for state in states:
+            for tokens in (x, x[:, :, :1]):
+                if state is own:
+                    causal_attention(tokens, tokens, tokens, feature_map, state)
+                    continue
+                with pytest.raises(AttnExtError, match="another kernel"):
+                    causal_attention(tokens, tokens, tokens, feature_map, state)
+        with pytest.raises(AttnExtError, match=r"the state is torch.float32, this call computes in torch.float64"):
+            causal_attention(x.double(), x.double(), x.double(), feature_map, own)
+        causal_attention(x.bfloat16(), x.bfloat16(), x.bfloat16(), feature_map, own)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_stacked_maps_under_vmap(kernel, grad):
+    q, k, v = inputs(1, 2, 70, 4)
+
+    class Attention(torch.nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            self.feature_map = build(kernel, 2, 4, seed=seed)
+
+        def forward(self, causal):
+            if causal:
+                return causal_attention(q, k, v, self.feature_map, maps=kept)[0]
+            return linear_attention(q, k, v, self.feature_map)
+
+    kept = BoundMaps()
+    layers = [Attention(seed) for seed in (0, 1)]
+    stacked = torch.func.stack_module_state(layers)
+    for causal in (True, False):
+        with torch.set_grad_enabled(grad):
+            call = partial(torch.func.functional_call, layers[0], args=(causal,))
+            together = torch.vmap(lambda *state, call=call: call(state))(*stacked) if any(stacked) else []
+            for out, layer in zip(together, layers, strict=False):
+                torch.testing.assert_close(out, layer(causal))

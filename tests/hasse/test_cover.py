@@ -101,3 +101,12 @@ def test_densify_keeps_the_positions():
     dense = spec.densify()
     assert torch.equal(dense.dense(), masks.causal(6).dense()) and dense.labels == spec.labels
     assert dense.names == spec.names and torch.equal(dense.position_ids, spec.position_ids) and dense.check()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_document_whose_owners_are_others_is_covered_as_it_is(causal):
+    """Also where the positions that are not as they were lie between those that are probed."""
+    spec = masks.document([50, 46, 1, 3], causal)
+    for owner in ([0] * 50 + [1] * 46 + [0] + [2] * 3, [0] * 50 + [-1] * 50):
+        changed = dataclasses.replace(spec, tables=(torch.tensor(owner),))
+        assert torch.equal(chain_cover(changed).dense(), changed.dense())

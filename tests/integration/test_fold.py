@@ -7,6 +7,8 @@ from transformers import (
     BertModel,
     DistilBertModel,
     ElectraModel,
+    EsmConfig,
+    EsmModel,
     GPT2LMHeadModel,
     LlamaModel,
     RobertaModel,
@@ -30,6 +32,30 @@ def converted(cls, kernel="flexformer_c", layers=None, **changes):
         for layer in hax.converted_layers(model):
             for parameter in layer.feature_map.parameters():
                 parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def esm(kind):
+    """Projections by the names of BERT's, but queries are scaled, and turned where rotary, before the map."""
+    config = EsmConfig(
+        vocab_size=20,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        pad_token_id=1,
+        mask_token_id=2,
+        position_embedding_type=kind,
+    )
+    return hax.convert(EsmModel(config, add_pooling_layer=False), kernel="flexformer_c", num_features=4)
+
+
+def other_projection():
+    class Noisy(torch.nn.Linear):
+        pass
+
+    model = converted(BertModel)
+    model.encoder.layer[0].attention.self.key.__class__ = Noisy
     return model
 
 
@@ -85,7 +111,10 @@ def test_a_folded_model_trains():
     ("build", "message"),
     [
         (lambda: tiny.tiny_model(BertModel), "needs a converted model itself.*BertModel"),
-        (lambda: converted(LlamaModel), "layers.0.self_attn .* cannot be folded.*rotary"),
+        (lambda: converted(LlamaModel), "LlamaModel of model type 'llama' cannot be folded.*rotary"),
+        (lambda: esm("rotary"), "EsmModel of model type 'esm' cannot be folded.*rotary.*scaled; fold knows bert"),
+        (lambda: esm("absolute"), "EsmModel of model type 'esm' cannot be folded"),
+        (lambda: other_projection(), "layer.0.attention.self.key .* cannot be folded: it must be a plain Linear"),
         (lambda: converted(BertModel, "hedgehog"), "kernel 'hedgehog' of .* has no affine maps"),
         (lambda: 5, "got int"),
     ],

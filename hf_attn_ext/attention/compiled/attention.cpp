@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "backward.h"
 
@@ -45,42 +46,76 @@ template <class T> void bidirectional_head(Head<T>& head, T* features) {
   }
 }
 
-template <class T> void forward(const Call<T>& call) {
-#pragma omp parallel num_threads(call.threads)
-  {
-    Head<T> head(call);
-    Space<T> query_features(head.fp * TOKENS), key_features(head.fp * TOKENS);
-#pragma omp for schedule(dynamic, 1)
-    for (long i = 0; i < call.batch * call.heads; ++i) {
-      head.open(i / call.heads, i % call.heads);
-      if (call.causal)
-        causal_head<T>(head, query_features, key_features);
-      else
-        bidirectional_head<T>(head, query_features);
-      head.close();
-    }
+template <class T> class Forward {
+ public:
+  explicit Forward(const Call<T>& call)
+      : head_(call), query_features_(head_.fp * TOKENS), key_features_(head_.fp * TOKENS) {}
+
+  void run(long i) {
+    const auto& call = head_.call;
+    head_.open(i / call.heads, i % call.heads);
+    if (call.causal)
+      causal_head<T>(head_, query_features_, key_features_);
+    else
+      bidirectional_head<T>(head_, query_features_);
+    head_.close();
   }
+
+ private:
+  Head<T> head_;
+  Space<T> query_features_, key_features_;
+};
+
+// The gradients of one head and of every `slots`-th sequence: those of weights are added up, in one order whatever the
+// threads.
+template <class T> class Backward {
+ public:
+  explicit Backward(const Call<T>& call) : call_(call), gradients_(call) {}
+
+  void run(long i) {
+    const long slot = i / call_.heads, h = i % call_.heads;
+    gradients_.clear_weights();
+    for (long b = slot; b < call_.batch; b += call_.slots) {
+      gradients_.open(b, h);
+      if (call_.causal)
+        gradients_.causal();
+      else
+        gradients_.bidirectional();
+      gradients_.close();
+    }
+    gradients_.write_weights(slot * call_.heads + h);
+  }
+
+ private:
+  const Call<T>& call_;
+  Gradients<T> gradients_;
+};
+
+// Run `count` pieces of work, each thread with scratch space of its own. False: there was no memory for that.
+template <class Work, class T> bool run(const Call<T>& call, long count) {
+  bool complete = true;
+#pragma omp parallel num_threads(std::max(1L, std::min<long>(call.threads, count)))
+  {
+    std::optional<Work> work;
+    try {
+      work.emplace(call);
+    } catch (const std::bad_alloc&) {
+#pragma omp atomic write
+      complete = false;
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (long i = 0; i < count; ++i)
+      if (work) work->run(i);
+  }
+  return complete;
 }
 
-template <class T> void backward(const Call<T>& call) {
-#pragma omp parallel num_threads(call.threads)
-  {
-    Gradients<T> gradients(call);
-#pragma omp for schedule(dynamic, 1)
-    for (long i = 0; i < call.batch * call.heads; ++i) {
-      gradients.open(i / call.heads, i % call.heads);
-      if (call.causal)
-        gradients.causal();
-      else
-        gradients.bidirectional();
-      gradients.close();
-    }
-  }
-}
+template <class T> int forward(const Call<T>& call) { return run<Forward<T>>(call, call.batch * call.heads); }
+template <class T> int backward(const Call<T>& call) { return run<Backward<T>>(call, call.slots * call.heads); }
 
 extern "C" {
-void forward_float(const Call<float>* call) { forward(*call); }
-void forward_double(const Call<double>* call) { forward(*call); }
-void backward_float(const Call<float>* call) { backward(*call); }
-void backward_double(const Call<double>* call) { backward(*call); }
+int forward_float(const Call<float>* call) { return forward(*call); }
+int forward_double(const Call<double>* call) { return forward(*call); }
+int backward_float(const Call<float>* call) { return backward(*call); }
+int backward_double(const Call<double>* call) { return backward(*call); }
 }

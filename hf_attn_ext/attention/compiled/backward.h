@@ -27,6 +27,9 @@ template <class T> class Gradients {
     pack<T>(query_weight, call.query_weight + h * d * f, 1, f, f, d);
     pack<T>(key_weight, call.key_weight + h * d * f, 1, f, f, d);
     head.read_sums(call.grad_sums, grad_sums, grad_feature_sums);
+  }
+
+  void clear_weights() {
     for (T* x : {sum_query_weight + 0, sum_key_weight + 0}) std::fill_n(x, fp * dp, T(0));
     for (T* x : {sum_query_bias + 0, sum_key_bias + 0}) std::fill_n(x, fp, T(0));
     std::fill_n(sum_norm_matrix + 0, dp * dp, T(0));
@@ -34,9 +37,10 @@ template <class T> class Gradients {
     norm_weight = total_weight = 0;
   }
 
-  void close() {
-    const long i = head.b * call.heads + head.h;
-    head.write_sums(call.grad_sums, grad_sums, grad_feature_sums);
+  void close() { head.write_sums(call.grad_sums, grad_sums, grad_feature_sums); }
+
+  // The sums since clear_weights, to row i = (slot, head).
+  void write_weights(long i) {
     for (long k = 0; k < d; ++k) {
       for (long j = 0; j < f; ++j) {
         call.grad_query_weight[(i * d + k) * f + j] = sum_query_weight[j * dp + k];

@@ -27,7 +27,8 @@ from ...errors import AttnExtError
 SOURCES = ("attention.cpp", "backward.h", "head.h", "simd.h")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
 SWITCH = "HF_ATTN_EXT_COMPILED"
-_PLACES = ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME", "CXXFLAGS")  # what the library's place depends on, in a process
+# what the library's place depends on, in a process
+_PLACES = ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME", "HOME", "CXXFLAGS")
 COMPILERS = ("c++", "g++", "clang++")
 _plain = contextvars.ContextVar("plain", default=False)
 _candidate: contextvars.ContextVar[ctypes.CDLL | None] = contextvars.ContextVar("candidate", default=None)
@@ -43,18 +44,17 @@ def build_kernels(progress: Callable[[str], None] = lambda text: None) -> Path:
         The library, in ``TORCH_EXTENSIONS_DIR`` or the user's cache folder.
 
     Raises:
-        AttnExtError: there is no C++ compiler (the variable CXX names one, CXXFLAGS adds options), it fails, or what
-            it makes computes wrong numbers.
+        AttnExtError: there is no C++ compiler (the variable CXX names one, CXXFLAGS adds options), it fails, what
+            it makes computes wrong numbers, or there is no folder that can be written to.
 
     Example:
         >>> build_kernels(print)  # doctest: +SKIP
         compiling with /usr/bin/c++
     """
-    path = library_path()
+    path = _place_to_build()
     if not path.is_file():
         compiler = _compiler()
         progress(f"compiling with {compiler}")
-        path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             beside = Path(folder) / path.name
             _compile(compiler, beside)
@@ -67,8 +67,43 @@ def build_kernels(progress: Callable[[str], None] = lambda text: None) -> Path:
 
 
 def library_path() -> Path:
-    """Where the library for this source, processor and torch lies, or would lie."""
+    """Where the library for this source, processor and torch lies, or would lie.
+
+    Raises:
+        RuntimeError: there is no home folder.
+        ValueError: CXXFLAGS has a quote that does not end.
+    """
     return _cache_folder() / "hf_attn_ext" / f"attention-{_key()}.so"
+
+
+def _found() -> Path | None:
+    """The library; None where it is not built, or the place where it would lie is not known or not readable."""
+    try:
+        path = library_path()
+        return path if path.is_file() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _place_to_build() -> Path:
+    """The library's path, in a folder that can be written to unless the library is there."""
+    try:
+        _flags()
+    except ValueError as error:
+        raise AttnExtError(f"CXXFLAGS={os.environ['CXXFLAGS']!r} cannot be read ({error}): mend or unset it") from error
+    try:
+        path = library_path()
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent):
+                return path
+    except (OSError, RuntimeError) as error:
+        reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else error
+        raise AttnExtError(
+            f"there is no place for the compiled kernel ({reason}): let TORCH_EXTENSIONS_DIR name a folder that you "
+            "may write to"
+        ) from error
+    return path
 
 
 def kernel_library() -> ctypes.CDLL | None:
@@ -108,14 +143,14 @@ def describe_kernels() -> str:
     """What ``hf-attn-ext doctor`` says."""
     if switched_off():
         return f"switched off by {SWITCH}"
-    path = library_path()
-    return f"built, {path}" if path.is_file() else "not built; `hf-attn-ext build` makes attention on the CPU faster"
+    path = _found()
+    return f"built, {path}" if path else "not built; `hf-attn-ext build` makes attention on the CPU faster"
 
 
 @functools.cache
 def _load(*places: str | None) -> ctypes.CDLL | None:
-    path = library_path()
-    return _open(path) if path.is_file() else None
+    path = _found()
+    return _open(path) if path else None
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -124,7 +159,7 @@ def _open(path: Path) -> ctypes.CDLL:
         for name in ("forward", "backward"):
             for kind in ("float", "double"):
                 function = getattr(library, f"{name}_{kind}")
-                function.restype, function.argtypes = None, [ctypes.c_void_p]
+                function.restype, function.argtypes = ctypes.c_int, [ctypes.c_void_p]
     except (OSError, AttributeError) as error:
         raise AttnExtError(
             f"the compiled kernel does not load ({error}): delete {path} and run `hf-attn-ext build`, or set {SWITCH}=0"

@@ -15,7 +15,7 @@ template <class T> constexpr T NO_KEY = -std::numeric_limits<T>::infinity();
 
 // See operators.py, which fills it, for the shapes. Strides are in elements.
 template <class T> struct Call {
-  int64_t batch, heads, queries, keys, head_dim, features, value_dim, causal, threads;
+  int64_t batch, heads, queries, keys, head_dim, features, value_dim, causal, threads, slots;
   double factor;
   const T *q, *k, *v;
   int64_t q_strides[3], k_strides[3], v_strides[3];
@@ -27,6 +27,7 @@ template <class T> struct Call {
   const T* grad_out;
   int64_t grad_strides[3];
   T *grad_sums, *grad_q, *grad_k, *grad_v;
+  // (slots, ...) each: of every `slots`-th sequence
   T *grad_query_weight, *grad_query_bias, *grad_key_weight, *grad_key_bias, *grad_norm_matrix, *grad_shift;
   T *grad_norm_weight, *grad_total_weight;
 };

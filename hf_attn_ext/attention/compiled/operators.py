@@ -30,7 +30,8 @@ _POINTERS = {
     "results": ("sums", "reference", "out", "denominator", "norm"),
     "gradients": ("grad_sums", "grad_q", "grad_k", "grad_v"),
 }
-_SIZES = ("batch", "heads", "queries", "keys", "head_dim", "features", "value_dim", "causal", "threads")
+_SIZES = ("batch", "heads", "queries", "keys", "head_dim", "features", "value_dim", "causal", "threads", "slots")
+_SLOTS = 32  # partial sums of the weights' gradients: as many pieces of work a head
 _Strides = ctypes.c_int64 * 3
 
 
@@ -58,7 +59,7 @@ def _run(name: str, causal: bool, factor: float, tensors: dict[str, Tensor | Non
     if q.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"softmax_attention takes float32 and float64, got {q.dtype}")
     call = _Call(*q.shape[:3], *k.shape[2:], tensors["query_weight"].shape[-1], v.shape[3], causal)
-    call.threads, call.factor = torch.get_num_threads(), factor
+    call.threads, call.slots, call.factor = torch.get_num_threads(), min(_SLOTS, len(q)), factor
     for field, x in tensors.items():
         if x is None:
             continue
@@ -67,7 +68,7 @@ def _run(name: str, causal: bool, factor: float, tensors: dict[str, Tensor | Non
         setattr(call, field, x.data_ptr())
         if field in _POINTERS["inputs"] or field == "grad_out":
             setattr(call, f"{field.removesuffix('_out')}_strides", _Strides(*x.stride()[:3]))
-            if x.stride(3) != 1 and x.shape[3] > 1:
+            if x.stride(3) != 1 and x.shape[3] > 1 and x.numel():
                 raise ValueError(f"softmax_attention: the last dimension of {field} must be contiguous")
         elif not x.is_contiguous():
             raise ValueError(f"softmax_attention: {field} must be contiguous")
@@ -75,7 +76,8 @@ def _run(name: str, causal: bool, factor: float, tensors: dict[str, Tensor | Non
     if library is None:
         raise AttnExtError(f"this graph needs the compiled kernel: run `hf-attn-ext build`, and don't set {SWITCH}=0")
     kind = "float" if q.dtype == torch.float32 else "double"
-    getattr(library, f"{name}_{kind}")(ctypes.byref(call))
+    if not getattr(library, f"{name}_{kind}")(ctypes.byref(call)):
+        raise MemoryError("softmax_attention: there is no memory for the threads' scratch space")
 
 
 @torch.library.custom_op("hf_attn_ext::softmax_attention", mutates_args=(), device_types="cpu")
@@ -163,7 +165,7 @@ def softmax_attention_backward(
     values |= zip(_POINTERS["inputs"], inputs, strict=True)
     values |= _contiguous(_POINTERS["weights"], weights)
     values |= _contiguous(_POINTERS["results"], (sums, reference, out, denominator, norm))
-    to_weights = [x.new_empty(q.shape[0], *x.shape) for x in weights]
+    to_weights = [x.new_empty(min(_SLOTS, len(q)), *x.shape) for x in weights]
     to_inputs = [x.new_empty(x.shape) for x in (q, k, v)]
     to_sums = grad_sums.clone(memory_format=torch.contiguous_format)
     values |= zip(_POINTERS["gradients"], (to_sums, *to_inputs), strict=True)

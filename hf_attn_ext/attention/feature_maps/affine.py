@@ -53,7 +53,7 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return x @ weight
     batch, heads, length, dim = x.shape
-    if batch > 1:
+    if batch != 1:
         weight, bias = weight.repeat(batch, 1, 1), bias.repeat(batch, 1, 1)
     return torch.baddbmm(bias, x.reshape(batch * heads, length, dim), weight).unflatten(0, (batch, heads))
 

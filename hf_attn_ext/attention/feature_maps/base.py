@@ -75,6 +75,16 @@ class FeatureMap(nn.Module):
     kernel: str = ""
     signed: bool = False
     uses_positions: bool = False
+    _softmax_holds: bool = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # a class that overrides the map it inherits, but not what softmax_features says of that, is another map
+        first = {
+            name: next(number for number, owner in enumerate(cls.__mro__) if name in vars(owner))
+            for name in ("softmax_features", "bind", "forward")
+        }
+        cls._softmax_holds = first["softmax_features"] <= min(first["bind"], first["forward"])
 
     def __init__(self, num_heads: int, head_dim: int, num_features: int, feature_dim: int, rho: float = 0.0) -> None:
         super().__init__()
@@ -97,7 +107,10 @@ class FeatureMap(nn.Module):
         return partial(self.forward, side=side)
 
     def softmax_features(self, dtype: torch.dtype) -> SoftmaxFeatures | None:
-        """The same map, both sides, as softmax features in ``dtype``; None for maps that are none."""
+        """The same map, both sides, as softmax features in ``dtype``; None for maps that are none.
+
+        Not asked where a subclass overrides :meth:`forward` or :meth:`bind` and not this.
+        """
         return None
 
     @torch.no_grad()
@@ -119,6 +132,8 @@ def softmax_and_log(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _SoftmaxAndLog(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
         share = x.softmax(-1)

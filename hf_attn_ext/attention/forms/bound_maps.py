@@ -10,7 +10,7 @@ import torch
 
 from ..feature_maps.base import FeatureMap, SoftmaxFeatures
 from ..normaliser import Stabilised
-from .inputs import is_hooked, mapper
+from .inputs import is_hooked, mapper, transformed
 
 Mapper = Callable[..., Stabilised]
 
@@ -60,9 +60,11 @@ class BoundMaps:
 
 
 def _sign(feature_map: FeatureMap, dtype: torch.dtype) -> tuple | None:
-    """What bound maps depend on, the tensors themselves among it; None where writes are not counted."""
+    """What bound maps depend on, the tensors themselves among it; None where writes are not counted, or tensors have no
+    memory to tell them by.
+    """
     tensors = [*feature_map.parameters(), *feature_map.buffers()]
-    if any(x.is_inference() for x in tensors):
+    if transformed() or any(x.is_inference() for x in tensors):
         return None
     return [feature_map, *tensors], [dtype, *((x.data_ptr(), x._version) for x in tensors)]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import AttnExtError
 from ..feature_maps.base import FeatureMap
-from ..normaliser import Stabilised, divide, relative
+from ..normaliser import Stabilised, divide, empty_rows, relative
 from .bidirectional import split
 from .bound_maps import BoundMaps
 from .fused import fused_causal, fused_features
@@ -26,6 +26,7 @@ from .inputs import (
     drop_tokens,
     padded_places,
     token_positions,
+    transformed,
 )
 from .products import causal_product
 from .recurrent import recurrent_step
@@ -61,7 +62,8 @@ def causal_attention(
         (B, H, N, d_v) in v's dtype, and the state after these keys. A query that sees no real key gets 0.
 
     Raises:
-        AttnExtError: shapes or dtypes that don't fit, a state of another batch size, head count or feature_dim.
+        AttnExtError: shapes or dtypes that don't fit, a state of another batch size, head count, feature_dim, dtype or
+            kernel.
 
     Example:
         >>> feature_map = make_feature_map("flexformer_c", 2, 8, 16)
@@ -80,6 +82,8 @@ def causal_attention(
     with torch.autocast(q.device.type, enabled=False):
         fused = fused_features(q, k, v, feature_map, dropout_p, maps)
         if fused is not None:
+            if state is not None:
+                _check_kind(state, amplitude=True, bound=False)
             return fused_causal(fused, q, k, v, feature_map, state, key_padding_mask, scaling)
         dtype = accumulation_dtype(q)
         query_map, key_map = (maps or BoundMaps()).of(feature_map, dtype, scaling)
@@ -102,6 +106,7 @@ def causal_attention(
             count = keys.shape[2] if real is None else real.sum(-1)
             if state is None:
                 state = empty_state(values, mapped)
+            _check_kind(state, mapped.amplitude is not None, mapped.bound is not None)
             step = recurrent_step if keys.shape[2] == 1 else _block
             out, state = step(queried, mapped, values, state, feature_map.rho, count)
             outputs.add(out)
@@ -122,6 +127,17 @@ def check_state(state: AttentionState, query: Tensor, value: Tensor, feature_map
             f"the state holds (heads, feature_dim, value width) = {found}, this layer has {expected}: "
             "it belongs to another model"
         )
+    dtype = accumulation_dtype(query)
+    if state.sums.dtype != dtype:
+        raise AttnExtError(
+            f"the state is {state.sums.dtype}, this call computes in {dtype}: keep to one dtype, or start a new state"
+        )
+
+
+def _check_kind(state: AttentionState, amplitude: bool, bound: bool) -> None:
+    """Raise where a state of the right size holds what another kernel's keys are summed in."""
+    if (state.reference is not None, state.bound_sum is not None) != (amplitude, bound):
+        raise AttnExtError("the state belongs to another kernel: its keys have other sums; start a new state")
 
 
 def _blocks(length: int, size: int) -> list[int]:
@@ -138,8 +154,9 @@ def _block(
     """One block of tokens, the way that suits it."""
     if not values.shape[2]:
         return values[..., :-1], state
-    on_cpu = values.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_cpu and (keys.amplitude is None or _narrow(keys.amplitude, state.reference)):
+    # only a plain tensor on a CPU may be asked what it holds
+    plain = values.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+    if plain and (keys.amplitude is None or _narrow(keys.amplitude, state.reference)):
         return _one_reference(queries, keys, values, state, rho, real)
     return _reference_per_query(queries, keys, values, state, rho, real)
 
@@ -154,7 +171,7 @@ def _one_reference(
         reference = torch.maximum(reference, keys.amplitude.detach().amax(-1))
         weight = relative(keys.amplitude, reference[..., None])[..., None]
         decay = relative(state.reference, reference)[..., None]
-        values, sums = values * weight, sums * decay[..., None]
+        values_before, values, sums = values, values * weight, sums * decay[..., None]
         bound_sum = None if bound_sum is None else bound_sum * decay
     weighted, sums = causal_product(queries.features, keys.features, values, sums, CHUNK)
     bound = None
@@ -162,7 +179,17 @@ def _one_reference(
         ones = values.new_ones(*values.shape[:-1], 1) if weight is None else weight
         bound, bound_sum = causal_product(queries.bound, keys.bound, ones, bound_sum[..., None], CHUNK)
         bound_sum = bound_sum.squeeze(-1)
+    if weight is not None and _hidden(empty_rows(weighted, bound, rho), keys.amplitude, state.reference):
+        return _reference_per_query(queries, keys, values_before, state, rho, real)
     return divide(weighted, bound, rho), AttentionState(sums, bound_sum, reference, state.length + real)
+
+
+def _hidden(empty: Tensor, amplitude: Tensor, before: Tensor) -> bool:
+    """Whether a row (B, H, N) seems to be without keys only because a later key is larger than all that it sees."""
+    if not empty.any():
+        return False
+    seen = torch.maximum(amplitude.detach().cummax(-1).values, before[..., None])
+    return bool((empty & seen.isfinite() & (seen < seen[..., -1:])).any())
 
 
 def _reference_per_query(

@@ -12,7 +12,7 @@ from ..compiled import kernels_loaded
 from ..compiled.operators import softmax_attention
 from ..feature_maps.base import FeatureMap, SoftmaxFeatures
 from .bound_maps import BoundMaps
-from .inputs import accumulation_dtype, is_hooked, score_factor
+from .inputs import accumulation_dtype, is_hooked, score_factor, transformed
 from .state import AttentionState
 
 
@@ -24,15 +24,11 @@ def fused_features(
     """
     if dropout_p or any(x.device.type != "cpu" for x in (q, k, v, next(feature_map.parameters(), q))):
         return None
-    if any(map(is_hooked, feature_map.modules())) or _transformed() or not kernels_loaded():
+    if not feature_map._softmax_holds or "bind" in feature_map.__dict__:
+        return None
+    if any(map(is_hooked, feature_map.modules())) or transformed() or not kernels_loaded():
         return None
     return (maps or BoundMaps()).softmax_features(feature_map, accumulation_dtype(q))
-
-
-@torch.compiler.assume_constant_result
-def _transformed() -> bool:
-    """Whether function transforms (torch.func) or forward-mode derivatives are at work: the operator has none."""
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def fused_causal(

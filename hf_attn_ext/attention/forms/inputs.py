@@ -88,6 +88,14 @@ def is_hooked(module: nn.Module) -> bool:
     return "forward" in module.__dict__ or bool(module._forward_pre_hooks) or bool(module._forward_hooks)
 
 
+@torch.compiler.assume_constant_result
+def transformed() -> bool:
+    """Whether function transforms (torch.func) or forward-mode derivatives are at work: the compiled operator has none,
+    and tensors have no memory of their own.
+    """
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
 def token_positions(
     feature_map: FeatureMap, x: Tensor, key_padding_mask: Tensor | None, start: Tensor | int = 0
 ) -> Tensor | None:
@@ -128,7 +136,7 @@ class Outputs:
 
     def __init__(self, like: Tensor, length: int):
         self.dtype, self.blocks, self.whole, self.filled = like.dtype, [], None, 0
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not transformed():
             self.whole = like.new_empty(*like.shape[:2], length, like.shape[3])
 
     def add(self, block: Tensor) -> None:

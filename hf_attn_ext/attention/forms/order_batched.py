@@ -57,7 +57,8 @@ def batched_plan(plan: OrderPlan, device: torch.device) -> BatchedPlan:
     """The plan's tensors on a device, made when first asked for and kept while the plan lives."""
     known = _plans.setdefault(plan, {})
     if device not in known:
-        known[device] = _make(plan, device)
+        with torch.inference_mode(False):  # what is kept may serve training later
+            known[device] = _make(plan, device)
     return known[device]
 
 

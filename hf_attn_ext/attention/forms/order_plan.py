@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
@@ -76,12 +77,14 @@ class OrderPlan:
     def masks_in(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The masks as factors of a dtype."""
         if dtype not in self._typed:
-            self._typed[dtype] = tuple(mask.to(dtype) for mask in self.masks)
+            with torch.inference_mode(False):  # what is kept may serve training later
+                self._typed[dtype] = tuple(mask.to(dtype) for mask in self.masks)
         return self._typed[dtype]
 
 
 def plan_of(order: Poset | MaskSpec) -> OrderPlan:
-    """Return the plan of an order, made when first asked for and kept while the order lives.
+    """Return the plan of an order, made when first asked for and kept while the order lives and its tables hold what
+    they held.
 
     Plans of masks in closed form are kept by form, options and size instead: a mask that is made anew for every batch
     is prepared once.
@@ -91,21 +94,35 @@ def plan_of(order: Poset | MaskSpec) -> OrderPlan:
     """
     key = _form_key(order)
     if key is not None:
-        if key not in _by_form:
-            _by_form[key] = make_plan(chain_cover(order))
-            if len(_by_form) > _KEPT:
-                _by_form.popitem(last=False)
-        _by_form.move_to_end(key)
-        return _by_form[key]
-    number = id(order)  # orders compare by what they hold, which takes long
-    reference, plan = _by_object.get(number, (None, None))
-    if reference is None or reference() is not order:
-        plan = make_plan(chain_cover(order))
-        _by_object[number] = weakref.ref(order, lambda gone: _forget(number, gone)), plan
+        with _lock:
+            if key not in _by_form:
+                _by_form[key] = _plan(order)
+                if len(_by_form) > _KEPT:
+                    _by_form.popitem(last=False)
+            _by_form.move_to_end(key)
+            return _by_form[key]
+    number, tables = id(order), _written(order)  # orders compare by what they hold, which takes long
+    reference, held, plan = _by_object.get(number, (None, None, None))
+    if reference is None or reference() is not order or held != tables:
+        plan = _plan(order)
+        _by_object[number] = weakref.ref(order, lambda gone: _forget(number, gone)), tables, plan
     return plan
 
 
-_by_object: dict[int, tuple[weakref.ref, OrderPlan]] = {}
+def _plan(order: Poset | MaskSpec) -> OrderPlan:
+    with torch.inference_mode(False):  # what is kept may serve training later
+        return make_plan(chain_cover(order))
+
+
+def _written(order: Poset | MaskSpec) -> list[tuple]:
+    """What changes where a table of the order is another one or is written to in place."""
+    tables = order.tables if isinstance(order, MaskSpec) else ()
+    # torch counts no writes to tensors of inference mode
+    return [(x.data_ptr(), tuple(x.flatten().tolist()) if x.is_inference() else x._version) for x in tables]
+
+
+_lock = threading.RLock()
+_by_object: dict[int, tuple[weakref.ref, list[tuple], OrderPlan]] = {}
 _by_form: OrderedDict[Hashable, OrderPlan] = OrderedDict()
 
 
@@ -118,7 +135,7 @@ def _form_key(order: Poset | MaskSpec) -> Hashable | None:
 
 
 def _forget(number: int, gone: weakref.ref) -> None:
-    if _by_object.get(number, (None, None))[0] is gone:
+    if _by_object.get(number, (None,))[0] is gone:
         del _by_object[number]
 
 

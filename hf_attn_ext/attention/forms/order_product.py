@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ...errors import AttnExtError
 from .order_plan import OrderPlan, Places
 
 _ALONE = 512  # positions at once
@@ -89,11 +89,18 @@ class _OrderProduct(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        plan, (q, k, v), grad = ctx.plan, _three(ctx.saved_tensors), _Blocks(grads)
+        return None, *_Gradients.apply(ctx.plan, len(grads), *ctx.saved_tensors, *grads)
+
+
+class _Gradients(torch.autograd.Function):
+    """Of :class:`_OrderProduct`. ``once_differentiable`` would not do, see forms/products.py."""
+
+    @staticmethod
+    def forward(plan: OrderPlan, blocks: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        (q, k, v), grad = _three(tensors[:-blocks]), _Blocks(tensors[-blocks:])
         grad_q, grad_k, grad_v = q.zeros(), k.zeros(), v.zeros()
-        state, masks = _state(q, v), plan.masks_in(grads[0].dtype)
+        state, masks = _state(q, v), plan.masks_in(tensors[-1].dtype)
         for tile in plan.tiles:  # what queries get, and what passes inside tiles
             y, z = k.take(tile.keys), v.take(tile.keys)
             to_y = to_z = None
@@ -131,7 +138,17 @@ class _OrderProduct(torch.autograd.Function):
             grad_q.add(place, change * y)
             grad_k.add(place, change * x)
             grad_v.add(place, (x * y).sum(-1, keepdim=True) * g)
-        return None, *grad_q.parts, *grad_k.parts, *grad_v.parts
+        return *grad_q.parts, *grad_k.parts, *grad_v.parts
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *unused: Tensor) -> None:
+        raise AttnExtError(
+            "linear attention over an order has no gradients of gradients: use naive_attention with mask=spec.dense()"
+        )
 
 
 def order_product(q: Sequence[Tensor], k: Sequence[Tensor], v: Sequence[Tensor], plan: OrderPlan) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import AttnExtError
 from ...hasse import MaskSpec, Poset
 from ..feature_maps.base import FeatureMap
-from ..normaliser import Stabilised, divide, relative
+from ..normaliser import Stabilised, divide, empty_rows, relative
 from .bidirectional import split
 from .causal import NARROW
 from .inputs import Outputs, accumulation_dtype, block_size, drop_tokens, mapper, padded_places, token_positions
@@ -72,7 +72,7 @@ def order_attention(
             some = [[_select(block, chosen) for block in blocks] for blocks in some]
             places += rows
         outputs = Outputs(v[: len(rows)] if places else v, length)
-        for weighted, bound in _sums(*some, plan):
+        for weighted, bound in _sums(*some, plan, feature_map.rho):
             outputs.add(divide(weighted, bound, feature_map.rho))
         parts.append(outputs.join())
     return torch.cat(parts)[torch.tensor(places, device=q.device).argsort()] if places else parts[0]
@@ -81,7 +81,7 @@ def order_attention(
 Sums = list[tuple[Tensor, Tensor | None]]
 
 
-def _sums(queries: list[Stabilised], keys: list[Stabilised], values: list[Tensor], plan: OrderPlan) -> Sums:
+def _sums(queries: list[Stabilised], keys: list[Stabilised], values: list[Tensor], plan: OrderPlan, rho: float) -> Sums:
     """Block by block, numerator and denominator (B, H, n, d_v + 1) of every query, and its bound (B, H, n, 1) or None.
 
     Amplitudes that lie near each other enter as one factor a key; on a GPU one would have to wait to know.
@@ -89,18 +89,38 @@ def _sums(queries: list[Stabilised], keys: list[Stabilised], values: list[Tensor
     amplitudes = [key.amplitude for key in keys]
     none = amplitudes[0] is None
     reference = None if none else torch.stack([x.detach().amax(-1) for x in amplitudes]).amax(0)
-    if values[0].device.type != "cpu" or not _one_scale(amplitudes, reference):
-        whole = batched_plan(plan, values[0].device)
-        return [order_sums(_join(queries), _join(keys), torch.cat(values, 2), whole)]
-    weights = [None if none else relative(x, reference[..., None])[..., None] for x in amplitudes]
-    if not none:
+    if values[0].device.type == "cpu" and _one_scale(amplitudes, reference):
+        sums = _on_one_scale(queries, keys, values, plan, reference)
+        if none or not _hidden([empty_rows(*parts, rho) for parts in sums], amplitudes, plan):
+            return sums
+    whole = batched_plan(plan, values[0].device)
+    return [order_sums(_join(queries), _join(keys), torch.cat(values, 2), whole)]
+
+
+def _on_one_scale(
+    queries: list[Stabilised], keys: list[Stabilised], values: list[Tensor], plan: OrderPlan, reference: Tensor | None
+) -> Sums:
+    if reference is None:
+        weights = [torch.ones_like(value[..., :1]) for value in values]
+    else:
+        weights = [relative(key.amplitude, reference[..., None])[..., None] for key in keys]
         values = [value * weight for value, weight in zip(values, weights, strict=True)]
     weighted = order_product([x.features for x in queries], [x.features for x in keys], values, plan)
     if keys[0].bound is None:
         return [(part, None) for part in weighted]
-    weights = [torch.ones_like(value[..., :1]) for value in values] if none else weights
     bounds = order_product([x.bound for x in queries], [x.bound for x in keys], weights, plan)
     return list(zip(weighted, bounds, strict=True))
+
+
+def _hidden(empty: list[Tensor], amplitudes: list[Tensor], plan: OrderPlan) -> bool:
+    """Whether a row (B, H, n), in blocks, seems to be without keys though it sees one: on a scale of its own it may be
+    in range.
+    """
+    if not any(bool(rows.any()) for rows in empty):
+        return False
+    real = [x.detach().isfinite().to(torch.float32)[..., None] for x in amplitudes]
+    seen = order_product([torch.ones_like(x) for x in real], real, [torch.ones_like(x) for x in real], plan)
+    return any(bool((rows & (count.squeeze(-1) > 0)).any()) for rows, count in zip(empty, seen, strict=True))
 
 
 def _one_scale(amplitudes: list[Tensor | None], reference: Tensor | None) -> bool:

@@ -78,7 +78,7 @@ def packed(lengths: Sequence[int], causal: bool) -> Family:
 
 def _cover(size: int, causal: bool, owner: Tensor) -> ChainCover | None:
     owner = owner.numpy()
-    if len(owner) != size:
+    if len(owner) != size or owner[0] < 0 or (np.diff(owner) < 0).any():  # a table of somebody else's
         return None
     if not causal:
         return ChainCover((), np.zeros((0, size), np.int32), owner)

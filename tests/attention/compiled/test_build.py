@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,6 +78,48 @@ def test_a_compiler_that_makes_wrong_numbers(built, empty, monkeypatch):
     with pytest.raises(AttnExtError, match="wrong numbers in torch.float64"):
         build_kernels()
     assert not build.library_path().exists() and list(build.library_path().parent.iterdir()) == []
+
+
+def _unreadable(monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+
+
+def _homeless(monkeypatch):
+    def refuse():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in build._PLACES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", refuse)
+
+
+PLACES = [
+    (_unreadable, "no place for the compiled kernel .Permission denied: .*TORCH_EXTENSIONS_DIR"),
+    (_homeless, "no place for the compiled kernel .Could not determine home.*TORCH_EXTENSIONS_DIR"),
+    (lambda monkeypatch: monkeypatch.setenv("CXXFLAGS", '-DNAME="'), "CXXFLAGS='-DNAME=\"' cannot be read .No closing"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), PLACES)
+def test_where_no_kernel_can_lie_attention_goes_on_without(empty, monkeypatch, change, message):
+    change(monkeypatch)
+    build._load.cache_clear()
+    x = torch.randn(1, 2, 9, 4)
+    linear_attention(x, x, x, make_feature_map("flexformer_c", 2, 4, 4), causal=True)
+    assert not kernels_loaded() and "not built" in describe_kernels()
+    with pytest.raises(AttnExtError, match=message):
+        build_kernels()
+
+
+def test_a_folder_that_cannot_be_made(empty, monkeypatch):
+    (empty / "file").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(empty / "file"))
+    assert not kernels_loaded()
+    with pytest.raises(AttnExtError, match="no place for the compiled kernel .Not a directory"):
+        build_kernels()
 
 
 def test_a_library_that_does_not_load(empty):

@@ -1,6 +1,8 @@
 """The compiled kernel against the dense reference in float64, values and all gradients; where it gives way to torch."""
 
 import copy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 
 from hf_attn_ext.attention import causal_attention, linear_attention, make_feature_map, naive_attention
 from hf_attn_ext.attention.compiled import build as building
-from hf_attn_ext.attention.compiled.operators import softmax_attention
+from hf_attn_ext.attention.compiled.operators import softmax_attention, softmax_attention_backward
+from hf_attn_ext.attention.feature_maps.flexformer_c import FlexformerC
 from hf_attn_ext.errors import AttnExtError
 
 from ..kernels import build
@@ -182,6 +185,52 @@ def test_no_tokens(calls, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_no_tokens_in_any_layout(calls, causal):
+    feature_map = feature_map_of(2, 5)
+    none = [x.mT.contiguous().mT[:, :, :0] for x in inputs(2, 2, 4, 5)]
+    assert none[0].stride(3) != 1
+    out, *gradients = outputs_and_gradients(linear_attention, none, feature_map, causal=causal)
+    assert out.shape == (2, 2, 0, 5) and all(gradient.eq(0).all() for gradient in gradients)
+    assert calls == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("batch", [0, 31, 32, 33, 70])
+def test_weights_of_many_sequences(calls, causal, batch):
+    feature_map, tensors = feature_map_of(2, 3), inputs(batch, 2, 4, 3)
+    fast, naive = (
+        outputs_and_gradients(form, tensors, feature_map, causal=causal) for form in (linear_attention, naive_attention)
+    )
+    for one, other in zip(fast, naive, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    assert calls == ["forward", "backward"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_too_little_memory_is_an_error(calls):
+    """The scratch space of a long causal sequence's gradients; threads without work take none."""
+    import resource
+
+    x = torch.randn(1, 1, 2**16, 4, requires_grad=True)
+    feature_map, threads = make_feature_map("flexformer_c", 1, 4, 512), torch.get_num_threads()
+    out = linear_attention(x[:, :, :32], x[:, :, :32], x[:, :, :32], feature_map, causal=True)
+    features = feature_map.softmax_features(torch.float32)
+    sums, reference = torch.zeros(1, 1, 1024, 5), torch.zeros(1, 1)
+    y, row = x.detach(), torch.ones(1, 1, 2**16)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        torch.set_num_threads(16)
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, limits[1]))
+        out.sum().backward()
+        with torch.no_grad(), pytest.raises(MemoryError, match="scratch space"):
+            softmax_attention_backward(y, sums, y, y, y, None, *features, sums, reference, y, row, row, True, 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_threads_change_nothing(calls, causal):
     feature_map = feature_map_of(3, 8)
     tensors = inputs(2, 3, 100, 8)
@@ -252,6 +301,49 @@ def test_function_transforms_go_to_torchs_own_forms(calls, causal):
     if not causal:
         torch.testing.assert_close(torch.func.jvp(loss, (q,), (k,))[1], (expected * k).sum())
     assert len(calls) == 2
+
+
+class _Scaled(FlexformerC):
+    def bind(self, side, dtype):
+        bound = super().bind(side, dtype)
+        return lambda x: bound(2 * x)
+
+
+class _Forward(FlexformerC):
+    def forward(self, x, side):
+        return super().forward(2 * x, side)
+
+
+class _Named(FlexformerC):
+    """Nothing of its own."""
+
+
+class _Mixed(_Named, _Scaled):
+    pass
+
+
+class _Both(_Scaled):
+    def softmax_features(self, dtype):
+        features = FlexformerC.softmax_features(self, dtype)
+        weights = {name: 2 * getattr(features, name) for name in ("query_weight", "key_weight")}
+        return features._replace(**weights, norm_matrix=4 * features.norm_matrix)
+
+
+def test_a_map_that_overrides_the_compiled_one_is_computed_as_it_says(calls):
+    q, k, v = inputs(1, 2, 40, 5)
+    for cls, fused in ((FlexformerC, 1), (_Scaled, 0), (_Forward, 0), (_Named, 1), (_Mixed, 0), (_Both, 1)):
+        feature_map = cls(2, 5, 6, affine=False).double()
+        with torch.no_grad():
+            feature_map.norm_weight += 0.1
+        for causal in (False, True):
+            calls.clear()
+            ours = linear_attention(q, k, v, feature_map, causal=causal)
+            assert len(calls) == fused
+            torch.testing.assert_close(ours, naive_attention(q, k, v, feature_map, causal=causal))
+    feature_map.bind = _Scaled(2, 5, 6).double().bind
+    calls.clear()
+    linear_attention(q, k, v, feature_map)
+    assert calls == []
 
 
 def test_what_the_kernel_does_not_take_goes_to_torchs_own_forms(calls, monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_attn_ext.attention import linear_attention, make_feature_map
+from hf_attn_ext.attention import linear_attention, make_feature_map, naive_attention
 from hf_attn_ext.attention.forms import order_plan
 from hf_attn_ext.attention.forms.order_plan import CHUNK, make_plan, plan_of
 from hf_attn_ext.hasse import MaskSpec, Poset, chain_cover, masks
@@ -102,3 +103,26 @@ def test_tiles_are_runs_wherever_the_order_has_them():
     assert len(own) in (4, 5) and len(chain) in (3, 4) and not plan.alone
     plan = plan_of(masks.butterfly(100))
     assert plan.alone == (slice(198, 298),) and len(plan.tiles) == 4
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_table_that_is_written_to_is_read_again(inference):
+    """Else one document would see another's tokens."""
+    with torch.inference_mode(inference):
+        spec, other = masks.document([4, 5]), masks.document([6, 3])
+        before = plan_of(spec)
+        assert plan_of(spec) is before
+        spec.tables[0].copy_(other.tables[0])
+        after = plan_of(spec)
+        assert after is not before and plan_of(spec) is after
+    feature_map = make_feature_map("hedgehog", 2, 4, 5)
+    q, k, v = torch.randn(3, 1, 2, 9, 4).unbind()
+    torch.testing.assert_close(
+        linear_attention(q, k, v, feature_map, order=spec), naive_attention(q, k, v, feature_map, mask=spec.dense())
+    )
+
+
+def test_plans_are_asked_for_by_many_threads():
+    with ThreadPoolExecutor(8) as pool:
+        plans = list(pool.map(lambda n: plan_of(masks.causal(1 + n % 50)), range(400)))
+    assert all(plan.size == 1 + n % 50 for n, plan in enumerate(plans))

@@ -267,6 +267,21 @@ def test_maps_that_use_positions_get_those_of_the_mask():
     torch.testing.assert_close(both[:1], expected)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_an_order_first_used_in_inference_mode_trains_afterwards(kernel, way):
+    scattered = Poset.from_mask(np.random.default_rng(7).random((60, 60)) < 0.03)
+    with torch.inference_mode():
+        made_there = masks.document([20, 40])
+    for order in (masks.butterfly(20), masks.document([50, 10]), scattered, made_there):
+        tensors, feature_map = inputs(1, 2, len(dense(order)), 4), build(kernel, 2, 4)
+        with taking(way):
+            with torch.inference_mode():
+                first = linear_attention(*tensors, feature_map, order=order)
+            out, *_ = results(linear_attention, tensors, feature_map, order=order)
+        torch.testing.assert_close(out, first)
+
+
 def test_compiled_code_breaks_its_graph_and_goes_on():
     feature_map, spec = make_feature_map("flexformer_c", 2, 4, 8), masks.butterfly(24)
     q, k, v = torch.randn(3, 1, 2, len(spec), 4).unbind()
