@@ -22,12 +22,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from ..attention import attention_weights
 from ..errors import AttnExtError
 from .families import attention_modules, attention_shape, is_causal, is_cross_attention, supported_model_types
-from .layers import feature_map_of
-from .registry import STREAM
-from .softmax import expand_padding, lower_triangle
 
 
 @dataclasses.dataclass
@@ -101,7 +97,7 @@ _OPEN = 0
 _ORIGINAL = AttentionInterface.get_interface
 
 # Keywords of the host's attention functions that change the weights.
-_MODIFIERS = ("position_bias", "softcap", "s_aux")
+_MODIFIERS = ("position_bias", "softcap", "s_aux", "cu_seq_lens_q")
 
 
 def capturable_layers(model: nn.Module) -> list[Layer]:
@@ -213,49 +209,6 @@ def capture(
         for handle in handles:
             handle.remove()
         _remove(one, layers)
-
-
-def attention_map(call: HeadOutputs, row: int, heads: slice | list[int] = slice(None)) -> Tensor:
-    """The normalised attention weights (heads, N, N) of text ``row``, computed from its queries and keys.
-
-    Exact on every backend, without attention dropout: those of softmax, or in a converted layer the kernel's own. In
-    at least float32.
-
-    Raises:
-        AttnExtError: the layer's attention is changed by something that is not followed here (softcap, sinks).
-    """
-    if call.modifiers:
-        raise AttnExtError(
-            f"the attention map of {call.layer.name} is changed by {call.modifiers[0]!r}, which the probe does not "
-            "follow; leave the statistics of the attention map out with sample=0"
-        )
-    groups = call.query.shape[1] // call.key.shape[1]
-    query, key = call.query[row], call.key[row].repeat_interleave(groups, dim=0)
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    query, key = query[None].to(dtype), key[None].to(dtype)
-    mask = call.attention_mask
-    if torch.is_tensor(mask) and mask.ndim == 4:
-        mask = mask[row if mask.shape[0] > 1 else 0][None]
-    else:  # a padding mask, none, or a form of some backend's own
-        mask = call.forward.attention_mask
-        mask = None if mask is None else mask[row][None]
-    feature_map = feature_map_of(call.layer.module)
-    if feature_map is not None and not hasattr(call.layer.module, STREAM):
-        # a map's parameters are per head: all heads at once
-        return attention_weights(query, key, feature_map, call.causal, mask, scaling=call.scaling)[0, heads].to(dtype)
-    query, key = query[:, heads], key[:, heads]
-    length = query.shape[2]
-    if mask is None or mask.ndim == 2:
-        mask = expand_padding(mask, length)
-        mask = lower_triangle(length, length, query.device, mask) if call.causal else mask
-    elif mask.shape[1] > 1:
-        mask = mask[:, heads]
-    scores = query @ key.mT * call.scaling
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, torch.finfo(dtype).min)
-    elif mask is not None:
-        scores = scores + mask.to(dtype)
-    return scores.softmax(-1)[0]
 
 
 def _hosts(model: nn.Module) -> list[PreTrainedModel]:

@@ -41,7 +41,7 @@ from .options import (
 from .results import ProbeStatistics
 from .similarity import similarity_matrices
 from .stream import Settings, Stream, fed
-from .summarise import attention_statistics, pair_statistics
+from .summarise import attention_statistics, pair_statistics, rows_left_out
 from .sums import ratio
 from .texts import DISTANCE_BINS
 
@@ -249,6 +249,7 @@ class ContextSimilarityProbe:
             found += attention_statistics(stream.sums, layers, heads, percents)
             distances = np.stack([stream.plain[f"dot/distances/{layer}"][0] for layer in layers], 1)
             by_chance = stream.plain["all/distances"][0]
+            left_out = rows_left_out(stream.sums, layers)
         return ProbeStatistics(
             found,
             {
@@ -259,7 +260,7 @@ class ContextSimilarityProbe:
             },
             counts,
             settings,
-            self._notes(counts, settings),
+            self._notes(counts, settings, *left_out),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -324,7 +325,7 @@ class ContextSimilarityProbe:
                 "the probe has seen no forward pass; run model(**inputs) or probe.feed(texts) inside the block"
             )
 
-    def _notes(self, counts: dict[str, int], settings: dict[str, Any]) -> list[str]:
+    def _notes(self, counts: dict[str, int], settings: dict[str, Any], left_out: int, rows: int) -> list[str]:
         notes = []
         if not counts["sentences"]:
             notes.append("No sentences were known: sentence statistics need probe.feed(texts), which has the offsets.")
@@ -334,6 +335,11 @@ class ContextSimilarityProbe:
             notes.append(
                 f"No text fell into the sample of {settings['sample']:.4g} of the texts: no controls and nothing "
                 "of the attention map; feed more texts, or set sample=1."
+            )
+        if left_out:
+            notes.append(
+                f"{left_out} of {rows} rows of attention maps have no weight on tokens that are not special, or weights "
+                "that cancel (signed kernels): they are left out of the separator focus, and zero for the region."
             )
         if counts["texts"] < 20:
             notes.append(f"Intervals from {counts['texts']} texts are too narrow; 20 are the least to rely on.")

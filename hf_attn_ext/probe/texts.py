@@ -33,7 +33,7 @@ class Text:
         relation_share: (3,) the share of its pairs that are within a sentence, repeated, either.
         relation_at: (3, n) the same among the pairs at each distance.
         draws: (H, k) uniform numbers for the null model.
-        separators_by: chance levels of the separator focus, once they were asked for.
+        separators_by: chance levels of the separator focus by what is seen, once they were asked for.
     """
 
     row: int
@@ -50,7 +50,7 @@ class Text:
     relation_share: np.ndarray
     relation_at: np.ndarray
     draws: np.ndarray
-    separators_by: dict[bool, tuple[float, np.ndarray]] = dataclasses.field(default_factory=dict)
+    separators_by: dict[tuple[int, bytes], tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def in_sample(self, share: float) -> bool:
         """Whether the text is in a sample of that share: a matter of its tokens and the seed alone."""

@@ -31,7 +31,8 @@ from transformers.modeling_utils import AttentionInterface
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration import capture as capture_module
-from hf_attn_ext.integration.capture import attention_map, capture
+from hf_attn_ext.integration.attention_maps import attention_map
+from hf_attn_ext.integration.capture import capture
 from hf_attn_ext.probe import ContextSimilarityProbe
 
 FAMILIES = ["bert", "roberta", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "mistral"]
