@@ -24,6 +24,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from ..errors import AttnExtError
 from .families import attention_modules, attention_shape, is_causal, is_cross_attention, supported_model_types
+from .running_calls import begin_call, drop_calls, drop_dead, failed, running_calls
 
 
 @dataclasses.dataclass
@@ -78,20 +79,15 @@ class HeadOutputs:
 
 
 class _Capture:
-    """One open capture: its listeners, the thread that opened it, and each thread's running passes."""
+    """One open capture: its listeners, and the thread that opened it."""
 
     def __init__(self, on_layer: Callable, on_end: Callable | None) -> None:
         self.on_layer, self.on_end = on_layer, on_end
         self.thread = threading.get_ident()
-        self.running = threading.local()
-
-    def stack(self) -> list[tuple[nn.Module, ForwardPass]]:
-        return self.running.__dict__.setdefault("stack", [])
 
 
-# Captured attention modules, and how many captured forward passes each thread is in.
+# Captured attention modules.
 _CAPTURES: weakref.WeakKeyDictionary[nn.Module, dict[_Capture, Layer]] = weakref.WeakKeyDictionary()
-_DEPTH = threading.local()
 _LOCK = threading.Lock()
 _OPEN = 0
 _ORIGINAL = AttentionInterface.get_interface
@@ -183,10 +179,11 @@ def capture(
 ) -> Iterator[None]:
     """Inside, ``on_layer`` gets every chosen layer's heads during each forward pass, on every backend.
 
-    ``on_end`` is called when a pass has come to its end, and not for one that was broken off by an exception. Both run
-    without gradients. Captures nest, on one model too. A pass is seen by the captures that its own thread has opened on
-    this model; a pass in a thread that has opened none, by all of them. Calls outside a forward pass of the model (the
-    second run of a checkpointed layer, a layer called by hand) are not handed on.
+    ``on_end`` is called for each pass when the outermost call of the model (with its head) has come to its end, and not
+    where that was broken off by an exception. Both run without gradients. Captures nest, on one model too. A pass is
+    seen by the captures that its own thread has opened on this model; a pass in a thread that has opened none, by all
+    of them. Calls outside a forward pass of the model (the second run of a checkpointed layer, a layer called by hand)
+    are not handed on.
 
     Raises:
         AttnExtError: see :func:`capturable_layers`; inside the block, for a pass that continues a cache: the earlier
@@ -209,6 +206,7 @@ def capture(
         for handle in handles:
             handle.remove()
         _remove(one, layers)
+        drop_calls(lambda call: call.capture is one)
 
 
 def _hosts(model: nn.Module) -> list[PreTrainedModel]:
@@ -249,7 +247,7 @@ def _remove(one: _Capture, layers: Sequence[Layer]) -> None:
 @torch.compiler.disable
 def _get_interface(self: AttentionInterface, attn_implementation: str, default: Callable) -> Callable:
     function = _ORIGINAL(self, attn_implementation, default)
-    return functools.partial(_observed, function) if getattr(_DEPTH, "passes", 0) else function
+    return functools.partial(_observed, function) if running_calls() else function
 
 
 @torch.compiler.disable
@@ -258,8 +256,9 @@ def _observed(function: Callable, module: nn.Module, query: Tensor, key: Tensor,
     captures = _CAPTURES.get(module)
     if captures and not is_cross_attention(module):
         mine = [one for one in captures if one.thread == threading.get_ident()]
+        drop_dead()
         for one in mine or captures:
-            stack = one.stack()
+            stack = [call.forward for call in running_calls() if call.capture is one]
             if stack:
                 with torch.no_grad():
                     _deliver(one, captures[one], stack, result[0], query, key, args, kwargs)
@@ -281,7 +280,7 @@ def _deliver(
             "text at once, with use_cache=False"
         )
     # a head may read the tokens and hand embeddings on: the pass is then the nearest one that knows its tokens
-    forward = next((its for _, its in reversed(stack) if its.input_ids is not None), stack[-1][1])
+    forward = next((its for its in reversed(stack) if its.input_ids is not None), stack[-1])
     scaling, causal, window = (kwargs.get(name) for name in ("scaling", "is_causal", "sliding_window"))
     mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
     modifiers = [name for name in _MODIFIERS if kwargs.get(name) is not None]
@@ -313,8 +312,7 @@ def _begin(one: _Capture) -> Callable:
                 f"the pass continues a cache of {seen} tokens, whose outputs are gone; give the whole text at once, "
                 "with use_cache=False, or leave the block before generating"
             )
-        one.stack().append((module, ForwardPass(given.get("input_ids"), _padding_mask(given))))
-        _DEPTH.passes = getattr(_DEPTH, "passes", 0) + 1
+        begin_call(one, module, ForwardPass(given.get("input_ids"), _padding_mask(given)))
 
     return begin
 
@@ -322,16 +320,22 @@ def _begin(one: _Capture) -> Callable:
 def _end(one: _Capture) -> Callable:
     @torch.compiler.disable
     def end(module: nn.Module, args: tuple, result: Any) -> None:
-        stack = one.stack()
-        places = [place for place, (owner, _) in enumerate(stack) if owner is module]
+        mine = [call for call in running_calls() if call.capture is one]
+        places = [place for place, call in enumerate(mine) if call.module is module]
         if not places:  # its own beginning was refused
             return
-        _DEPTH.passes -= len(stack) - places[-1]
-        forward = stack[places[-1]][1]
-        del stack[places[-1] :]
-        if result is not None and one.on_end is not None:
+        call, over = mine[places[-1]], mine[places[-1] :]
+        drop_calls(lambda other: other in over)
+        # a hook of somebody else may fail behind the model: the result is there, and the call has failed all the same
+        if result is None or failed(call):
+            return
+        ended = [*call.over, call.forward]
+        if places[-1]:
+            mine[places[-1] - 1].over += ended
+        elif one.on_end is not None:
             with torch.no_grad():
-                one.on_end(forward)
+                for forward in ended:
+                    one.on_end(forward)
 
     return end
 

@@ -136,8 +136,8 @@ def attention_sums(
         chosen: the high pairs of context similarity.
 
     Returns:
-        (H, 5) in the order of :data:`FOCUS_SUMS`, sums over rows and how many rows were not left out, and (H, P, 3) in that of :data:`REGION_SUMS`, sums
-        over the high pairs. Separators are 0 where they are not known.
+        (H, 5) in the order of :data:`FOCUS_SUMS`, sums over rows and how many were not left out, and (H, P, 3) in that
+        of :data:`REGION_SUMS`, sums over the high pairs. Separators are 0 where they are not known.
     """
     heads, length = len(attention), text.length
     rows = attention[:, text.places]

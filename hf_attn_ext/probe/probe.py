@@ -111,6 +111,7 @@ class ContextSimilarityProbe:
         self._matrices: list[tuple[ForwardPass, dict[int, Tensor]]] = []
         self._lock = threading.Lock()
         self._open: contextlib.ExitStack | None = None
+        self._gathered = False
 
     def __enter__(self) -> ContextSimilarityProbe:
         if self._open is not None:
@@ -281,10 +282,20 @@ class ContextSimilarityProbe:
         self._stream.merge(other.state_dict() if isinstance(other, ContextSimilarityProbe) else dict(other))
 
     def gather(self) -> None:
-        """Give every process of an accelerate run the statistics of all of them; with one process nothing changes."""
+        """Give every process of an accelerate run the statistics of all of them; with one process nothing changes.
+
+        Raises:
+            AttnExtError: the processes have gathered with this probe before.
+        """
         from accelerate.utils import gather_object
 
+        if self._gathered:
+            raise AttnExtError(
+                "gather was called before: every process has the statistics of all already, and they would be counted "
+                "once a process; gather once, at the end, or make another probe"
+            )
         states = gather_object([self.state_dict()])
+        self._gathered = len(states) > 1
         with self._stream.lock:
             self._stream.clear()
         for state in states:
@@ -338,8 +349,8 @@ class ContextSimilarityProbe:
             )
         if left_out:
             notes.append(
-                f"{left_out} of {rows} rows of attention maps have no weight on tokens that are not special, or weights "
-                "that cancel (signed kernels): they are left out of the separator focus, and zero for the region."
+                f"{left_out} of {rows} rows of attention maps have no weight on tokens that are not special, or "
+                "weights that cancel (signed kernels): left out of the separator focus, and zero for the region."
             )
         if counts["texts"] < 20:
             notes.append(f"Intervals from {counts['texts']} texts are too narrow; 20 are the least to rely on.")

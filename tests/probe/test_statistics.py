@@ -394,3 +394,16 @@ def test_rows_that_see_special_tokens_only_are_left_out(tokenizer):
     assert any(note.startswith(f"{3 * 4} of {18 * 4} rows") for note in statistics.notes)
     focus = statistics.get("separator_focus")
     assert np.isfinite(focus.values).all() and np.allclose(focus.chance, 1 / 6)
+
+
+def test_gathering_twice_counts_nothing_twice(tokenizer, monkeypatch):
+    probe = probed(planted.small_bert(), tokenizer, planted.make_texts(3))
+    probe.gather()
+    probe.gather()
+    assert probe.statistics().counts["texts"] == 3
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda states: states * 2)
+    probe.gather()
+    assert probe.statistics().counts["texts"] == 6
+    with pytest.raises(AttnExtError, match="gather was called before"):
+        probe.gather()
+    assert probe.statistics().counts["texts"] == 6
