@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from .similarity import pair_values, select_high
-from .texts import DISTANCE_BINS, RELATIONS, Text, related
+from .texts import DISTANCE_BINS, RELATIONS, Text, related, starts_at
 
 # Sums over a text's high pairs; those of participation count for half an end, so that all divide by the pairs.
 PAIR_SUMS = (*RELATIONS, "distance", "top", *(f"{name}_matched" for name in RELATIONS), "top_matched")
@@ -60,7 +60,7 @@ def pair_sums(chosen: np.ndarray, text: Text) -> tuple[np.ndarray, np.ndarray, n
     if text.sentences is None:
         sums[:, :, [0, 2, 5, 7]] = 0.0
     sums[:, :, 4], unique[:, 0] = _participation(i, j, text)
-    start = (text.draws[:heads] * (text.length - distance)).astype(np.int64)
+    start = starts_at(distance, text)
     sums[:, :, 8], unique[:, 1] = _participation(start, start + distance, text)
     return sums, unique, _counted(distance_bins(distance), len(DISTANCE_BINS), text.counts).swapaxes(0, 1)
 
@@ -77,8 +77,7 @@ def chance_sums(text: Text) -> tuple[np.ndarray, np.ndarray]:
     sums = np.zeros((len(counts), len(CHANCE_SUMS)))
     sums[:, 0:3] = counts[:, None] * text.relation_share
     sums[:, 3] = counts * (gaps * at).sum() / len(first)
-    drawn = np.minimum((text.draws * len(first)).astype(np.int64), len(first) - 1)
-    top, sums[:, 5] = _participation(first[drawn], second[drawn], text)
+    top, sums[:, 5] = _participation(first[text.draws], second[text.draws], text)
     sums[:, 4] = top.mean(0)
     by_bin = np.bincount(distance_bins(gaps), weights=at, minlength=len(DISTANCE_BINS)) / len(first)
     return sums, counts[:, None] * by_bin
