@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from ..integration.capture import (
     ForwardPass,
     HeadOutputs,
@@ -25,16 +25,18 @@ from ..integration.capture import (
     max_tokens,
     token_reader,
 )
-from .annotate import annotate
+from .annotate import annotate, check_language
 from .options import (
     CONTROLS,
     KEEPS,
+    check_tokenizer,
     choose_heads,
     choose_layers,
     percents_of,
     share,
     special_ids,
     token_ids,
+    tokens_of,
     whole,
     words,
 )
@@ -102,9 +104,10 @@ class ContextSimilarityProbe:
             replicates=whole(bootstrap, 2, "bootstrap"),
             sample=share(sample),
             controls=words(controls, CONTROLS, "controls"),
-            separators=tuple(separators),
+            separators=tokens_of(separators),
             seed=whole(seed, 0, "seed"),
         )
+        check_tokenizer(tokenizer)
         special = special_ids(tokenizer) if tokenizer is not None else config_special_ids(model)
         known = None if tokenizer is None else token_ids(tokenizer, settings.separators)
         self._stream = Stream(settings, special, known)
@@ -128,6 +131,8 @@ class ContextSimilarityProbe:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        if self._open is None:
+            raise AttnExtError("this probe is not entered, or was left already; use it as: with probe: ...")
         opened, self._open = self._open, None
         opened.close()
 
@@ -150,13 +155,14 @@ class ContextSimilarityProbe:
             batch_size: texts a pass.
             truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
             max_length: the longest text in tokens, special ones included; None is what the model takes.
-            language: of the texts, for the sentence splitter.
+            language: of the texts, for the sentence splitter: a code, such as ``"de"``.
 
         Returns:
             How many texts were fed.
 
         Raises:
-            AttnExtError: outside the block, no tokenizer, no texts, a blank text or one that is too long.
+            AttnExtError: outside the block, no tokenizer, no texts, a blank text or one that is too long, no code of a
+                language.
         """
         if self._open is None:
             raise AttnExtError("feed works inside the block only: with ContextSimilarityProbe(...) as probe")
@@ -164,7 +170,11 @@ class ContextSimilarityProbe:
             raise AttnExtError("feed needs the model's tokenizer: ContextSimilarityProbe(model, tokenizer)")
         if isinstance(texts, (str, bytes)):
             raise AttnExtError("texts must be a list of strings, got one string; put it in a list")
-        whole(batch_size, 1, "batch_size")
+        if not isinstance(texts, Iterable):
+            raise AttnExtError(f"texts must be a list of strings, got {short(texts)}")
+        batch_size = whole(batch_size, 1, "batch_size")
+        max_length = None if max_length is None else whole(max_length, 1, "max_length")
+        check_language(language)
         limit = max_tokens(self.model)
         limits = [each for each in (limit, max_length) if each is not None]
         reader = token_reader(self.model)
@@ -208,8 +218,7 @@ class ContextSimilarityProbe:
         Raises:
             AttnExtError: the probe keeps no matrices, has not this layer, or has seen no pass.
         """
-        if "matrices" not in self.keep:
-            raise AttnExtError("this probe keeps no matrices: ContextSimilarityProbe(model, keep=('matrices',))")
+        self._check_keeps_matrices()
         indices = [each.index for each in self.layers]
         if layer not in indices:
             raise AttnExtError(f"the probe has no layer {layer!r}; it has {', '.join(map(str, indices))}")
@@ -220,7 +229,11 @@ class ContextSimilarityProbe:
         """Token ids (B, N), None where a pass was given embeddings, and the padding mask, True = real token.
 
         In the order of :meth:`matrices`, filled with 0 and False.
+
+        Raises:
+            AttnExtError: the probe keeps no matrices, or has seen no pass.
         """
+        self._check_keeps_matrices()
         self._check_seen()
         ids = [forward.input_ids for forward, _ in self._matrices]
         mask = _joined([forward.attention_mask for forward, _ in self._matrices])
@@ -277,9 +290,9 @@ class ContextSimilarityProbe:
         """Add the statistics of another probe, or its :meth:`state_dict`.
 
         Raises:
-            AttnExtError: the other's layers, heads, percentages, sample or seed are not the same.
+            AttnExtError: the other's layers, heads, percentages, sample or seed are not the same, or it is none.
         """
-        self._stream.merge(other.state_dict() if isinstance(other, ContextSimilarityProbe) else dict(other))
+        self._stream.merge(other.state_dict() if isinstance(other, ContextSimilarityProbe) else other)
 
     def gather(self) -> None:
         """Give every process of an accelerate run the statistics of all of them; with one process nothing changes.
@@ -329,6 +342,10 @@ class ContextSimilarityProbe:
                 f"the tokenizer gives token id {int(ids.max())}, the model knows 0 to {known - 1}; give the model's "
                 "own tokenizer"
             )
+
+    def _check_keeps_matrices(self) -> None:
+        if "matrices" not in self.keep:
+            raise AttnExtError("this probe keeps no matrices: ContextSimilarityProbe(model, keep=('matrices',))")
 
     def _check_seen(self) -> None:
         if not self._matrices:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from ..integration.attention_maps import attention_map, check_followed, visible_keys
 from ..integration.capture import ForwardPass, HeadOutputs
 from .annotate import Annotation
@@ -205,8 +205,8 @@ class Stream:
             sums.load_state_dict(state["sums"])
             plain.load_state_dict(state["plain"])
             counts = {name: int(state["counts"][name]) for name in COUNTS}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise AttnExtError(f"this is no state of a probe: {error} is missing or of the wrong kind") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise AttnExtError(f"this is no state of a probe: {short(state)} ({short(error)})") from error
         for name, value in dataclasses.asdict(self.settings).items():
             if theirs.get(name) != value:
                 raise AttnExtError(f"the states differ in {name}: {value!r} here, {theirs.get(name)!r} there")
