@@ -63,7 +63,7 @@ class HeadOutputs:
         query, key: (B, H, N, d) and (B, H or fewer, N, d), as the attention function got them.
         attention_mask: as the attention function got it, in the form of its backend.
         scaling: what multiplies ``q . k``.
-        causal: query i sees the keys 0..i only.
+        causal: query i sees the keys 0..i only, where ``attention_mask`` does not say what it sees.
         modifiers: names of the host's keywords that change the weights in a way that is not followed here.
     """
 

@@ -13,6 +13,7 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
 from hf_attn_ext.integration.attention_maps import attention_map, visible_keys
 from hf_attn_ext.integration.capture import capture
+from hf_attn_ext.integration.mask_call import given_mask
 
 FAMILIES = [BertForMaskedLM, DistilBertForMaskedLM, GPT2LMHeadModel, LlamaForCausalLM]
 KERNEL = {"kernel": "flexformer_c", "num_features": 4}
@@ -69,6 +70,23 @@ def test_maps_under_masks_are_the_models_own(cls, setting, padded):
             assert (
                 not weights[row][:, real][~seen].any() and (seen == (weights[row][:, real] != 0)).float().mean() > 0.9
             )
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@torch.no_grad()
+def test_maps_under_a_mask_given_for_inference(linear):
+    model, calls, ids = tiny.tiny_model(BertForMaskedLM), [], tiny.inputs(padded=False)["input_ids"]
+    hax.set_mask(hax.convert(model, **KERNEL) if linear else model, "causal")
+    mask = torch.ones(3, 7, 7, dtype=torch.bool).tril()
+    mask[1] = torch.eye(7, dtype=torch.bool)
+    with given_mask(mask, torch.arange(7).expand(3, 7)):
+        with capture(model, calls.append):
+            model(ids)
+        expected = model(ids, output_attentions=True).attentions
+    for call, weights in zip(calls, expected, strict=True):
+        for row in range(3):
+            assert torch.allclose(attention_map(call, row), weights[row], atol=1e-5)
+            assert torch.equal(visible_keys(call, row)[0], mask[row])
 
 
 def test_a_mask_of_a_form_that_cannot_be_read_is_one_line():
