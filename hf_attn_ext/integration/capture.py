@@ -22,12 +22,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from ..attention import attention_weights
 from ..errors import AttnExtError
 from .families import attention_modules, attention_shape, is_causal, is_cross_attention, supported_model_types
-from .layers import feature_map_of
-from .registry import STREAM
-from .softmax import expand_padding, lower_triangle
+from .running_calls import begin_call, drop_calls, drop_dead, failed, running_calls
 
 
 @dataclasses.dataclass
@@ -66,7 +63,7 @@ class HeadOutputs:
         query, key: (B, H, N, d) and (B, H or fewer, N, d), as the attention function got them.
         attention_mask: as the attention function got it, in the form of its backend.
         scaling: what multiplies ``q . k``.
-        causal: query i sees the keys 0..i only.
+        causal: query i sees the keys 0..i only, where ``attention_mask`` does not say what it sees.
         modifiers: names of the host's keywords that change the weights in a way that is not followed here.
     """
 
@@ -82,26 +79,21 @@ class HeadOutputs:
 
 
 class _Capture:
-    """One open capture: its listeners, the thread that opened it, and each thread's running passes."""
+    """One open capture: its listeners, and the thread that opened it."""
 
     def __init__(self, on_layer: Callable, on_end: Callable | None) -> None:
         self.on_layer, self.on_end = on_layer, on_end
         self.thread = threading.get_ident()
-        self.running = threading.local()
-
-    def stack(self) -> list[tuple[nn.Module, ForwardPass]]:
-        return self.running.__dict__.setdefault("stack", [])
 
 
-# Captured attention modules, and how many captured forward passes each thread is in.
+# Captured attention modules.
 _CAPTURES: weakref.WeakKeyDictionary[nn.Module, dict[_Capture, Layer]] = weakref.WeakKeyDictionary()
-_DEPTH = threading.local()
 _LOCK = threading.Lock()
 _OPEN = 0
 _ORIGINAL = AttentionInterface.get_interface
 
 # Keywords of the host's attention functions that change the weights.
-_MODIFIERS = ("position_bias", "softcap", "s_aux")
+_MODIFIERS = ("position_bias", "softcap", "s_aux", "cu_seq_lens_q")
 
 
 def capturable_layers(model: nn.Module) -> list[Layer]:
@@ -187,10 +179,11 @@ def capture(
 ) -> Iterator[None]:
     """Inside, ``on_layer`` gets every chosen layer's heads during each forward pass, on every backend.
 
-    ``on_end`` is called when a pass has come to its end, and not for one that was broken off by an exception. Both run
-    without gradients. Captures nest, on one model too. A pass is seen by the captures that its own thread has opened on
-    this model; a pass in a thread that has opened none, by all of them. Calls outside a forward pass of the model (the
-    second run of a checkpointed layer, a layer called by hand) are not handed on.
+    ``on_end`` is called for each pass when the outermost call of the model (with its head) has come to its end, and not
+    where that was broken off by an exception. Both run without gradients. Captures nest, on one model too. A pass is
+    seen by the captures that its own thread has opened on this model; a pass in a thread that has opened none, by all
+    of them. Calls outside a forward pass of the model (the second run of a checkpointed layer, a layer called by hand)
+    are not handed on.
 
     Raises:
         AttnExtError: see :func:`capturable_layers`; inside the block, for a pass that continues a cache: the earlier
@@ -213,49 +206,7 @@ def capture(
         for handle in handles:
             handle.remove()
         _remove(one, layers)
-
-
-def attention_map(call: HeadOutputs, row: int, heads: slice | list[int] = slice(None)) -> Tensor:
-    """The normalised attention weights (heads, N, N) of text ``row``, computed from its queries and keys.
-
-    Exact on every backend, without attention dropout: those of softmax, or in a converted layer the kernel's own. In
-    at least float32.
-
-    Raises:
-        AttnExtError: the layer's attention is changed by something that is not followed here (softcap, sinks).
-    """
-    if call.modifiers:
-        raise AttnExtError(
-            f"the attention map of {call.layer.name} is changed by {call.modifiers[0]!r}, which the probe does not "
-            "follow; leave the statistics of the attention map out with sample=0"
-        )
-    groups = call.query.shape[1] // call.key.shape[1]
-    query, key = call.query[row], call.key[row].repeat_interleave(groups, dim=0)
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    query, key = query[None].to(dtype), key[None].to(dtype)
-    mask = call.attention_mask
-    if torch.is_tensor(mask) and mask.ndim == 4:
-        mask = mask[row if mask.shape[0] > 1 else 0][None]
-    else:  # a padding mask, none, or a form of some backend's own
-        mask = call.forward.attention_mask
-        mask = None if mask is None else mask[row][None]
-    feature_map = feature_map_of(call.layer.module)
-    if feature_map is not None and not hasattr(call.layer.module, STREAM):
-        # a map's parameters are per head: all heads at once
-        return attention_weights(query, key, feature_map, call.causal, mask, scaling=call.scaling)[0, heads].to(dtype)
-    query, key = query[:, heads], key[:, heads]
-    length = query.shape[2]
-    if mask is None or mask.ndim == 2:
-        mask = expand_padding(mask, length)
-        mask = lower_triangle(length, length, query.device, mask) if call.causal else mask
-    elif mask.shape[1] > 1:
-        mask = mask[:, heads]
-    scores = query @ key.mT * call.scaling
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, torch.finfo(dtype).min)
-    elif mask is not None:
-        scores = scores + mask.to(dtype)
-    return scores.softmax(-1)[0]
+        drop_calls(lambda call: call.capture is one)
 
 
 def _hosts(model: nn.Module) -> list[PreTrainedModel]:
@@ -296,7 +247,7 @@ def _remove(one: _Capture, layers: Sequence[Layer]) -> None:
 @torch.compiler.disable
 def _get_interface(self: AttentionInterface, attn_implementation: str, default: Callable) -> Callable:
     function = _ORIGINAL(self, attn_implementation, default)
-    return functools.partial(_observed, function) if getattr(_DEPTH, "passes", 0) else function
+    return functools.partial(_observed, function) if running_calls() else function
 
 
 @torch.compiler.disable
@@ -305,8 +256,9 @@ def _observed(function: Callable, module: nn.Module, query: Tensor, key: Tensor,
     captures = _CAPTURES.get(module)
     if captures and not is_cross_attention(module):
         mine = [one for one in captures if one.thread == threading.get_ident()]
+        drop_dead()
         for one in mine or captures:
-            stack = one.stack()
+            stack = [call.forward for call in running_calls() if call.capture is one]
             if stack:
                 with torch.no_grad():
                     _deliver(one, captures[one], stack, result[0], query, key, args, kwargs)
@@ -328,7 +280,7 @@ def _deliver(
             "text at once, with use_cache=False"
         )
     # a head may read the tokens and hand embeddings on: the pass is then the nearest one that knows its tokens
-    forward = next((its for _, its in reversed(stack) if its.input_ids is not None), stack[-1][1])
+    forward = next((its for its in reversed(stack) if its.input_ids is not None), stack[-1])
     scaling, causal, window = (kwargs.get(name) for name in ("scaling", "is_causal", "sliding_window"))
     mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
     modifiers = [name for name in _MODIFIERS if kwargs.get(name) is not None]
@@ -360,8 +312,7 @@ def _begin(one: _Capture) -> Callable:
                 f"the pass continues a cache of {seen} tokens, whose outputs are gone; give the whole text at once, "
                 "with use_cache=False, or leave the block before generating"
             )
-        one.stack().append((module, ForwardPass(given.get("input_ids"), _padding_mask(given))))
-        _DEPTH.passes = getattr(_DEPTH, "passes", 0) + 1
+        begin_call(one, module, ForwardPass(given.get("input_ids"), _padding_mask(given)))
 
     return begin
 
@@ -369,16 +320,22 @@ def _begin(one: _Capture) -> Callable:
 def _end(one: _Capture) -> Callable:
     @torch.compiler.disable
     def end(module: nn.Module, args: tuple, result: Any) -> None:
-        stack = one.stack()
-        places = [place for place, (owner, _) in enumerate(stack) if owner is module]
+        mine = [call for call in running_calls() if call.capture is one]
+        places = [place for place, call in enumerate(mine) if call.module is module]
         if not places:  # its own beginning was refused
             return
-        _DEPTH.passes -= len(stack) - places[-1]
-        forward = stack[places[-1]][1]
-        del stack[places[-1] :]
-        if result is not None and one.on_end is not None:
+        call, over = mine[places[-1]], mine[places[-1] :]
+        drop_calls(lambda other: other in over)
+        # a hook of somebody else may fail behind the model: the result is there, and the call has failed all the same
+        if result is None or failed(call):
+            return
+        ended = [*call.over, call.forward]
+        if places[-1]:
+            mine[places[-1] - 1].over += ended
+        elif one.on_end is not None:
             with torch.no_grad():
-                one.on_end(forward)
+                for forward in ended:
+                    one.on_end(forward)
 
     return end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import sentencex
 import torch
 from torch import Tensor
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 
 
 @dataclasses.dataclass
@@ -35,15 +36,26 @@ class Annotation:
 def sentence_starts(text: str, language: str = "en") -> list[int]:
     """Where the sentences of ``text`` begin; every character belongs to one.
 
-    The splitter is the package sentencex. Blank stretches (empty lines) belong to the sentence before them.
+    The splitter is the package sentencex, which has rules of its own for many languages and takes English ones for the
+    others. Blank stretches (empty lines) belong to the sentence before them.
+
+    Raises:
+        AttnExtError: ``language`` is no code of a language.
 
     Example:
         >>> sentence_starts("Dr. Smith sleeps. So do I.")
         [0, 18]
     """
+    check_language(language)
     spans = sentencex.get_sentence_boundaries(language, text)
     starts = [span["start_index"] for span in spans if span["text"].strip()]
     return [0, *starts[1:]] if starts else []
+
+
+def check_language(language: str) -> None:
+    """Raise unless it has the form of a code: the splitter takes any other word for English."""
+    if not isinstance(language, str) or not re.fullmatch("[a-z]{2,3}(-[a-z0-9]{2,9})*", language):
+        raise AttnExtError(f"language must be a code in small letters such as 'en' or 'de', got {short(language)}")
 
 
 def annotate(
@@ -66,7 +78,7 @@ def annotate(
         first: the number of the first text, for messages.
 
     Raises:
-        AttnExtError: no list of texts, a blank text, a text longer than ``max_length``, or a slow tokenizer.
+        AttnExtError: a text that is no string, a blank one, a text longer than ``max_length``, or a slow tokenizer.
 
     Example:
         >>> annotate(["One. Two."], tokenizer).sentences  # doctest: +SKIP

@@ -13,15 +13,18 @@ import numpy as np
 from torch import Tensor
 
 from .similarity import pair_values, select_high
-from .texts import DISTANCE_BINS, RELATIONS, Text, related
+from .texts import DISTANCE_BINS, RELATIONS, Text, related, starts_at
 
 # Sums over a text's high pairs; those of participation count for half an end, so that all divide by the pairs.
 PAIR_SUMS = (*RELATIONS, "distance", "top", *(f"{name}_matched" for name in RELATIONS), "top_matched")
 UNIQUE_SUMS = ("unique", "unique_matched")
 CHANCE_SUMS = (*RELATIONS, "distance", "top", "unique")
-FOCUS_SUMS = ("separators", "separators_chance", "separators_matched", "special")
+FOCUS_SUMS = ("separators", "separators_chance", "separators_matched", "special", "rows")
 REGION_SUMS = ("region", "region_chance", "region_matched")
 
+# A row's weights can be normalised again where their sum is above this share of the sum of their absolute values: those
+# of a signed kernel may cancel, and nearly nothing in the denominator is any share whatever.
+LEAST_SUM = 0.05
 # Of the matrices that are in memory at a time: 4 MiB in float32.
 MATRIX_ENTRIES = 2**20
 
@@ -57,7 +60,7 @@ def pair_sums(chosen: np.ndarray, text: Text) -> tuple[np.ndarray, np.ndarray, n
     if text.sentences is None:
         sums[:, :, [0, 2, 5, 7]] = 0.0
     sums[:, :, 4], unique[:, 0] = _participation(i, j, text)
-    start = (text.draws[:heads] * (text.length - distance)).astype(np.int64)
+    start = starts_at(distance, text)
     sums[:, :, 8], unique[:, 1] = _participation(start, start + distance, text)
     return sums, unique, _counted(distance_bins(distance), len(DISTANCE_BINS), text.counts).swapaxes(0, 1)
 
@@ -74,8 +77,7 @@ def chance_sums(text: Text) -> tuple[np.ndarray, np.ndarray]:
     sums = np.zeros((len(counts), len(CHANCE_SUMS)))
     sums[:, 0:3] = counts[:, None] * text.relation_share
     sums[:, 3] = counts * (gaps * at).sum() / len(first)
-    drawn = np.minimum((text.draws * len(first)).astype(np.int64), len(first) - 1)
-    top, sums[:, 5] = _participation(first[drawn], second[drawn], text)
+    top, sums[:, 5] = _participation(first[text.draws], second[text.draws], text)
     sums[:, 4] = top.mean(0)
     by_bin = np.bincount(distance_bins(gaps), weights=at, minlength=len(DISTANCE_BINS)) / len(first)
     return sums, counts[:, None] * by_bin
@@ -118,32 +120,38 @@ def _participation(i: np.ndarray, j: np.ndarray, text: Text) -> tuple[np.ndarray
 
 
 def attention_sums(
-    attention: np.ndarray, text: Text, causal: bool, chosen: np.ndarray
+    attention: np.ndarray, text: Text, seen: np.ndarray, chosen: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where one text's attention rests, and whether it delineates the high similarity.
 
     Rows and columns are the real tokens that are not special, rows normalised again; what special tokens take is
-    counted apart. The region is the pairs whose attention, the greater of both directions, is in the top percent too.
+    counted apart. Rows that have no weight there, or whose weights cancel (:data:`LEAST_SUM`), are left out of the
+    separator focus and are zero for the region: the pairs whose attention, the greater of both directions, is in the
+    top percent too.
 
     Args:
         attention: (H, N, N), all tokens of the batch's row.
+        seen: bool (1 or H, N, N), which keys a row sees at all.
         chosen: the high pairs of context similarity.
 
     Returns:
-        (H, 4) in the order of :data:`FOCUS_SUMS`, sums over rows, and (H, P, 3) in that of :data:`REGION_SUMS`, sums
-        over the high pairs. Separators are 0 where they are not known.
+        (H, 5) in the order of :data:`FOCUS_SUMS`, sums over rows and how many were not left out, and (H, P, 3) in that
+        of :data:`REGION_SUMS`, sums over the high pairs. Separators are 0 where they are not known.
     """
     heads, length = len(attention), text.length
     rows = attention[:, text.places]
     focus = np.zeros((heads, len(FOCUS_SUMS)))
     focus[:, 3] = rows[:, :, text.special_places].sum((1, 2))
     among = rows[:, :, text.places]
-    among /= np.maximum(among.sum(-1, keepdims=True), 1e-30)
+    total = among.sum(-1)
+    counted = total > np.maximum(LEAST_SUM * np.abs(among).sum(-1), 1e-30)
+    among = np.where(counted[..., None], among / np.where(counted, total, 1.0)[..., None], 0.0)
+    focus[:, 4] = counted.sum(1)
     if text.separators is not None:
-        by_count, at_distance = _separators(text, causal)
+        by_count, at_distance = _separators(text, seen[:, text.places][:, :, text.places])
         focus[:, 0] = among[:, :, text.separators].sum((1, 2))
-        focus[:, 1] = by_count
-        focus[:, 2] = among.reshape(heads, -1) @ at_distance.astype(among.dtype)
+        focus[:, 1] = (counted * by_count).sum(1)
+        focus[:, 2] = (among.reshape(heads, -1) * at_distance).sum(1)
     region = np.zeros((heads, len(text.counts), len(REGION_SUMS)))
     first, second, flat = text.pairs
     gaps = (second - first).astype(np.int64)
@@ -162,22 +170,30 @@ def attention_sums(
     return focus, region
 
 
-def _separators(text: Text, causal: bool) -> tuple[float, np.ndarray]:
-    """What separators would get by count, summed over rows, and their share (n * n) among keys at each signed distance.
+def _separators(text: Text, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What separators would get by count, a row, and their share among the keys that are seen at each signed distance.
 
     The second, weighted by attention, is what they would get if a head's weights were their own mean at each distance.
+
+    Args:
+        seen: bool (G, n, n), one a head or one for all.
+
+    Returns:
+        (G, n) and (G, n * n).
     """
-    if text.separators_by.get(causal) is None:
-        length = text.length
+    key = seen.shape[0], np.packbits(seen).tobytes()
+    if key not in text.separators_by:
+        groups, length = seen.shape[:2]
         place = np.arange(length)
-        seen = np.tri(length) if causal else np.ones((length, length))
-        offset = (place[:, None] - place + length - 1).ravel()
         size = 2 * length - 1
-        available = np.bincount(offset, weights=seen.ravel(), minlength=size)
-        hits = np.bincount(offset, weights=(seen * text.separators).ravel(), minlength=size)
-        by_count = (seen[:, text.separators].sum(1) / seen.sum(1)).sum()
-        text.separators_by[causal] = by_count, (hits / np.maximum(available, 1))[offset]
-    return text.separators_by[causal]
+        offset = (place[:, None] - place + length - 1).ravel()
+        there = (np.arange(groups)[:, None] * size + offset).ravel()
+        separates = seen & text.separators
+        available = np.bincount(there, weights=seen.ravel(), minlength=groups * size)
+        hits = np.bincount(there, weights=separates.ravel(), minlength=groups * size)
+        share = (hits / np.maximum(available, 1)).reshape(groups, size)
+        text.separators_by[key] = separates.sum(-1) / np.maximum(seen.sum(-1), 1), share[:, offset]
+    return text.separators_by[key]
 
 
 def high_pairs(outputs: Tensor, text: Text) -> np.ndarray:

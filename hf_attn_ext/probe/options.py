@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..errors import AttnExtError, suggest
+from ..errors import AttnExtError, short, suggest
 from ..integration.capture import Layer
 
 KEEPS = ("statistics", "matrices")
@@ -17,17 +18,17 @@ _SPECIAL = ("bos", "eos", "cls", "sep", "pad", "mask")
 def choose_layers(there: list[Layer], chosen: Sequence[int | str] | int | str | None) -> list[Layer]:
     if chosen is None:
         return there
-    wanted = [chosen] if isinstance(chosen, (int, str)) else list(chosen)
+    wanted = _listed(chosen, (numbers.Integral, str), "layers", "numbers or patterns of names")
     found: dict[int, Layer] = {}
     for one in wanted:
         if isinstance(one, str):
             matches = [layer for layer in there if fnmatch.fnmatchcase(layer.name, one)]
         else:
-            matches = [layer for layer in there if not isinstance(one, bool) and layer.index == one]
+            matches = [layer for layer in there if _is_whole(one) and layer.index == one]
         if not matches:
             names = [layer.name for layer in there]
             raise AttnExtError(
-                f"no layer matches {one!r}; there are layers 0 to {len(there) - 1}, {names[0]} to {names[-1]}."
+                f"no layer matches {short(one)}; there are layers 0 to {len(there) - 1}, {names[0]} to {names[-1]}."
                 f"{suggest(one, names) if isinstance(one, str) else ''}"
             )
         found |= {layer.index: layer for layer in matches}
@@ -40,16 +41,16 @@ def choose_heads(layers: list[Layer], chosen: Sequence[int] | int | None) -> lis
     count = min(layer.num_heads for layer in layers)
     if chosen is None:
         if any(layer.num_heads != count for layer in layers):
-            numbers = ", ".join(str(layer.num_heads) for layer in layers)
-            raise AttnExtError(f"the layers differ in their number of heads ({numbers}); choose layers or heads")
+            there = ", ".join(str(layer.num_heads) for layer in layers)
+            raise AttnExtError(f"the layers differ in their number of heads ({there}); choose layers or heads")
         return list(range(count))
-    wanted = [chosen] if isinstance(chosen, int) else list(chosen)
+    wanted = _listed(chosen, numbers.Integral, "heads", "numbers")
     for one in wanted:
-        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < count:
-            raise AttnExtError(f"no head {one!r}; there are heads 0 to {count - 1}")
+        if not _is_whole(one) or not 0 <= one < count:
+            raise AttnExtError(f"no head {short(one)}; there are heads 0 to {count - 1}")
     if not wanted:
         raise AttnExtError(f"heads is empty; leave it out for all of 0 to {count - 1}")
-    return sorted(set(wanted))
+    return sorted({int(one) for one in wanted})
 
 
 def special_ids(tokenizer: Any) -> set[int]:
@@ -63,28 +64,63 @@ def token_ids(tokenizer: Any, tokens: Sequence[str]) -> set[int]:
     return {known[mark + token] for token in tokens for mark in ("", "\u0120", "\u2581") if mark + token in known}
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise unless it is a tokenizer, or None."""
+    if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
+        raise AttnExtError(
+            f"tokenizer is {short(tokenizer)}, which is none; open it with AutoTokenizer.from_pretrained, or leave it "
+            "out"
+        )
+
+
 def words(given: Sequence[str] | str, options: Sequence[str], name: str) -> tuple[str, ...]:
-    given = (given,) if isinstance(given, str) else tuple(given)
+    given = tuple(_listed(given, str, name, "strings"))
     for one in given:
         if one not in options:
-            raise AttnExtError(f"{name} has {one!r};{suggest(one, options)} It takes {', '.join(options)}")
+            raise AttnExtError(f"{name} has {short(one)};{suggest(one, options)} It takes {', '.join(options)}")
+    return given
+
+
+def tokens_of(given: Sequence[str] | str) -> tuple[str, ...]:
+    given = tuple(_listed(given, str, "separators", "tokens"))
+    for one in given:
+        if not isinstance(one, str):
+            raise AttnExtError(f"separators has {short(one)}; it takes tokens, as strings")
     return given
 
 
 def percents_of(given: Sequence[float]) -> tuple[float, ...]:
-    given = tuple(sorted(set(given)))
-    if not given or any(not 0 < one <= 50 for one in given):
-        raise AttnExtError(f"percents must be numbers above 0 and up to 50, got {given!r}")
-    return given
+    listed = _listed(given, (), "percents", "numbers above 0 and up to 50")
+    if not listed or not all(_is_number(one) and 0 < one <= 50 for one in listed):
+        raise AttnExtError(f"percents must be numbers above 0 and up to 50, got {short(given)}")
+    return tuple(sorted({int(one) if _is_whole(one) else float(one) for one in listed}))
 
 
 def share(given: float) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given <= 1:
-        raise AttnExtError(f"sample must be a share of the texts from 0 to 1, got {given!r}")
+    if not _is_number(given) or not 0 <= given <= 1:
+        raise AttnExtError(f"sample must be a share of the texts from 0 to 1, got {short(given)}")
     return float(given)
 
 
-def whole(given: int, least: int, name: str) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise AttnExtError(f"{name} must be a whole number of at least {least}, got {given!r}")
-    return given
+def whole(given: int, least: int, name: str, most: int = 2**64 - 1) -> int:
+    if not _is_whole(given) or not least <= given <= most:
+        limit = f"at most {most}" if _is_whole(given) and given > most else f"at least {least}"
+        raise AttnExtError(f"{name} must be a whole number of {limit}, got {short(given)}")
+    return int(given)
+
+
+def _is_whole(given: Any) -> bool:
+    return isinstance(given, numbers.Integral) and not isinstance(given, bool)
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, numbers.Real) and not isinstance(given, bool)
+
+
+def _listed(given: Any, single: type | tuple[type, ...], name: str, what: str) -> list[Any]:
+    """A list of what was given: several, or one of the types ``single``."""
+    if isinstance(given, single):
+        return [given]
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise AttnExtError(f"{name} must be a list of {what}, got {short(given)}")
+    return list(given)

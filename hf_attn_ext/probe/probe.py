@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short
 from ..integration.capture import (
     ForwardPass,
     HeadOutputs,
@@ -27,23 +27,25 @@ from ..integration.capture import (
     max_tokens,
     token_reader,
 )
-from .annotate import annotate
+from .annotate import annotate, check_language
 from .options import (
     CONTROLS,
     KEEPS,
+    check_tokenizer,
     choose_heads,
     choose_layers,
     percents_of,
     share,
     special_ids,
     token_ids,
+    tokens_of,
     whole,
     words,
 )
 from .results import ProbeStatistics
 from .similarity import similarity_matrices
 from .stream import Settings, Stream, fed
-from .summarise import attention_statistics, pair_statistics
+from .summarise import attention_statistics, pair_statistics, rows_left_out
 from .sums import ratio
 from .texts import DISTANCE_BINS
 
@@ -104,15 +106,17 @@ class ContextSimilarityProbe:
             replicates=whole(bootstrap, 2, "bootstrap"),
             sample=share(sample),
             controls=words(controls, CONTROLS, "controls"),
-            separators=tuple(separators),
+            separators=tokens_of(separators),
             seed=whole(seed, 0, "seed"),
         )
+        check_tokenizer(tokenizer)
         special = special_ids(tokenizer) if tokenizer is not None else config_special_ids(model)
         known = None if tokenizer is None else token_ids(tokenizer, settings.separators)
         self._stream = Stream(settings, special, known)
         self._matrices: list[tuple[ForwardPass, dict[int, Tensor]]] = []
         self._lock = threading.Lock()
         self._open: contextlib.ExitStack | None = None
+        self._gathered = False
 
     def __enter__(self) -> ContextSimilarityProbe:
         if self._open is not None:
@@ -129,6 +133,8 @@ class ContextSimilarityProbe:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        if self._open is None:
+            raise AttnExtError("this probe is not entered, or was left already; use it as: with probe: ...")
         opened, self._open = self._open, None
         opened.close()
 
@@ -151,13 +157,14 @@ class ContextSimilarityProbe:
             batch_size: texts a pass.
             truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
             max_length: the longest text in tokens, special ones included; None is what the model takes.
-            language: of the texts, for the sentence splitter.
+            language: of the texts, for the sentence splitter: a code, such as ``"de"``.
 
         Returns:
             How many texts were fed.
 
         Raises:
-            AttnExtError: outside the block, no tokenizer, no texts, a blank text or one that is too long.
+            AttnExtError: outside the block, no tokenizer, no texts, a blank text or one that is too long, no code of a
+                language.
         """
         if self._open is None:
             raise AttnExtError("feed works inside the block only: with ContextSimilarityProbe(...) as probe")
@@ -165,7 +172,11 @@ class ContextSimilarityProbe:
             raise AttnExtError("feed needs the model's tokenizer: ContextSimilarityProbe(model, tokenizer)")
         if isinstance(texts, (str, bytes)):
             raise AttnExtError("texts must be a list of strings, got one string; put it in a list")
-        whole(batch_size, 1, "batch_size")
+        if not isinstance(texts, Iterable):
+            raise AttnExtError(f"texts must be a list of strings, got {short(texts)}")
+        batch_size = whole(batch_size, 1, "batch_size")
+        max_length = None if max_length is None else whole(max_length, 1, "max_length")
+        check_language(language)
         limit = max_tokens(self.model)
         limits = [each for each in (limit, max_length) if each is not None]
         reader = token_reader(self.model)
@@ -209,8 +220,7 @@ class ContextSimilarityProbe:
         Raises:
             AttnExtError: the probe keeps no matrices, has not this layer, or has seen no pass.
         """
-        if "matrices" not in self.keep:
-            raise AttnExtError("this probe keeps no matrices: ContextSimilarityProbe(model, keep=('matrices',))")
+        self._check_keeps_matrices()
         indices = [each.index for each in self.layers]
         if layer not in indices:
             raise AttnExtError(f"the probe has no layer {layer!r}; it has {', '.join(map(str, indices))}")
@@ -221,7 +231,11 @@ class ContextSimilarityProbe:
         """Token ids (B, N), None where a pass was given embeddings, and the padding mask, True = real token.
 
         In the order of :meth:`matrices`, filled with 0 and False.
+
+        Raises:
+            AttnExtError: the probe keeps no matrices, or has seen no pass.
         """
+        self._check_keeps_matrices()
         self._check_seen()
         ids = [forward.input_ids for forward, _ in self._matrices]
         mask = _joined([forward.attention_mask for forward, _ in self._matrices])
@@ -251,6 +265,7 @@ class ContextSimilarityProbe:
             found += attention_statistics(stream.sums, layers, heads, percents)
             distances = np.stack([stream.plain[f"dot/distances/{layer}"][0] for layer in layers], 1)
             by_chance = stream.plain["all/distances"][0]
+            left_out = rows_left_out(stream.sums, layers)
         return ProbeStatistics(
             found,
             {
@@ -261,7 +276,7 @@ class ContextSimilarityProbe:
             },
             counts,
             settings,
-            self._notes(counts, settings),
+            self._notes(counts, settings, *left_out),
         )
 
     def report(self, path: str | os.PathLike, texts: Sequence[str] = (), **options: Any) -> Path:
@@ -299,15 +314,25 @@ class ContextSimilarityProbe:
         """Add the statistics of another probe, or its :meth:`state_dict`.
 
         Raises:
-            AttnExtError: the other's layers, heads, percentages, sample or seed are not the same.
+            AttnExtError: the other's layers, heads, percentages, sample or seed are not the same, or it is none.
         """
-        self._stream.merge(other.state_dict() if isinstance(other, ContextSimilarityProbe) else dict(other))
+        self._stream.merge(other.state_dict() if isinstance(other, ContextSimilarityProbe) else other)
 
     def gather(self) -> None:
-        """Give every process of an accelerate run the statistics of all of them; with one process nothing changes."""
+        """Give every process of an accelerate run the statistics of all of them; with one process nothing changes.
+
+        Raises:
+            AttnExtError: the processes have gathered with this probe before.
+        """
         from accelerate.utils import gather_object
 
+        if self._gathered:
+            raise AttnExtError(
+                "gather was called before: every process has the statistics of all already, and they would be counted "
+                "once a process; gather once, at the end, or make another probe"
+            )
         states = gather_object([self.state_dict()])
+        self._gathered = len(states) > 1
         with self._stream.lock:
             self._stream.clear()
         for state in states:
@@ -342,13 +367,17 @@ class ContextSimilarityProbe:
                 "own tokenizer"
             )
 
+    def _check_keeps_matrices(self) -> None:
+        if "matrices" not in self.keep:
+            raise AttnExtError("this probe keeps no matrices: ContextSimilarityProbe(model, keep=('matrices',))")
+
     def _check_seen(self) -> None:
         if not self._matrices:
             raise AttnExtError(
                 "the probe has seen no forward pass; run model(**inputs) or probe.feed(texts) inside the block"
             )
 
-    def _notes(self, counts: dict[str, int], settings: dict[str, Any]) -> list[str]:
+    def _notes(self, counts: dict[str, int], settings: dict[str, Any], left_out: int, rows: int) -> list[str]:
         notes = []
         if not counts["sentences"]:
             notes.append("No sentences were known: sentence statistics need probe.feed(texts), which has the offsets.")
@@ -358,6 +387,11 @@ class ContextSimilarityProbe:
             notes.append(
                 f"No text fell into the sample of {settings['sample']:.4g} of the texts: no controls and nothing "
                 "of the attention map; feed more texts, or set sample=1."
+            )
+        if left_out:
+            notes.append(
+                f"{left_out} of {rows} rows of attention maps have no weight on tokens that are not special, or "
+                "weights that cancel (signed kernels): left out of the separator focus, and zero for the region."
             )
         if counts["texts"] < 20:
             notes.append(f"Intervals from {counts['texts']} texts are too narrow; 20 are the least to rely on.")

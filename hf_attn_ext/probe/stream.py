@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import AttnExtError
-from ..integration.capture import ForwardPass, HeadOutputs, attention_map
+from ..errors import AttnExtError, short
+from ..integration.attention_maps import attention_map, check_followed, visible_keys
+from ..integration.capture import ForwardPass, HeadOutputs
 from .annotate import Annotation
 from .measures import attention_sums, chance_sums, high_pairs, in_parts, pair_sums
 from .sums import Sums
@@ -66,8 +67,8 @@ class Stream:
         if one is None:
             one = call.forward.notes[self] = self._begin(call.forward)
         heads = list(self.settings.heads)
-        if call.modifiers and self.settings.sample:
-            attention_map(call, 0)  # says that it is not followed, before the first text of the sample comes
+        if self.settings.sample:
+            check_followed(call)  # before the first text of the sample comes
         for text in one.texts:
             outputs = _rows(call.output[text.row], text.places)
             outputs = outputs if len(heads) == outputs.shape[0] else outputs[heads]
@@ -110,10 +111,12 @@ class Stream:
             wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
             self._count(one, "cosine", layer, high_pairs(torch.nn.functional.normalize(wide, dim=-1), text), text)
         parts = []
+        seen = visible_keys(call, text.row).cpu().numpy()
         for group in in_parts(len(self.settings.heads), call.output.shape[2]):
             attention = attention_map(call, text.row, list(self.settings.heads[group])).cpu()
             pairs = high_pairs(_rows(attention, text.places), text) if "attention" in controls else None
-            parts.append((*attention_sums(attention.numpy(), text, call.causal, chosen[group]), pairs))
+            its = seen if len(seen) == 1 else seen[list(self.settings.heads[group])]
+            parts.append((*attention_sums(attention.numpy(), text, its, chosen[group]), pairs))
         focus, region, pairs = zip(*parts, strict=True)
         one.parts.setdefault(f"sample:focus/{layer}", []).append(np.concatenate(focus))
         one.parts.setdefault(f"sample:region/{layer}", []).append(np.concatenate(region))
@@ -202,8 +205,8 @@ class Stream:
             sums.load_state_dict(state["sums"])
             plain.load_state_dict(state["plain"])
             counts = {name: int(state["counts"][name]) for name in COUNTS}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise AttnExtError(f"this is no state of a probe: {error} is missing or of the wrong kind") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise AttnExtError(f"this is no state of a probe: {short(state)} ({short(error)})") from error
         for name, value in dataclasses.asdict(self.settings).items():
             if theirs.get(name) != value:
                 raise AttnExtError(f"the states differ in {name}: {value!r} here, {theirs.get(name)!r} there")

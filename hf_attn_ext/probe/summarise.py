@@ -63,7 +63,8 @@ def attention_statistics(
     rows, below = sums["sample/rows"], sums["sample/below"]
     nothing = np.full(focus.shape[:3], np.nan)
     texts = int(round(below[0, 0, 2]))
-    separators = [ratio(focus[..., FOCUS_SUMS.index(n)], rows[:, 1, None, None]) for n in FOCUS_SUMS[:3]]
+    counted = focus[..., FOCUS_SUMS.index("rows")] * (rows[:, 1, None, None] > 0)
+    separators = [ratio(focus[..., FOCUS_SUMS.index(n)], counted) for n in FOCUS_SUMS[:3]]
     special = ratio(focus[..., FOCUS_SUMS.index("special")], rows[:, 0, None, None])
     found = [
         _statistic("separator_focus", "dot", None, layers, heads, *separators, int(round(rows[0, 2]))),
@@ -74,6 +75,15 @@ def attention_statistics(
         parts = [ratio(region[:, :, :, level, place], over) for place in range(len(REGION_SUMS))]
         found.append(_statistic("region", "dot", percent, layers, heads, *parts, texts))
     return found
+
+
+def rows_left_out(sums: Sums, layers: Sequence[int]) -> tuple[int, int]:
+    """How many rows of the heads' attention maps could not be normalised again, and how many there are."""
+    if f"focus/{layers[0]}" not in sums:
+        return 0, 0
+    counted = np.stack([sums[f"focus/{layer}"][0, :, FOCUS_SUMS.index("rows")] for layer in layers])
+    there = int(round(sums["sample/rows"][0, 0])) * counted.size
+    return there - int(round(counted.sum())), there
 
 
 def _statistic(

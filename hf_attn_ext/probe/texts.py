@@ -13,6 +13,10 @@ from .similarity import Pairs, high_counts, pairs_of
 DISTANCE_BINS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129, 193, 257, 385, 513, 769, 1025, 2049, 4097, 8193)
 RELATIONS = ("within", "repeated", "related")
 
+# Shuffles of a text that heads share, each beginning elsewhere; fewer where they would take more than 2 MiB.
+SHUFFLES = 4
+SHUFFLE_ENTRIES = 2**20
+
 
 @dataclasses.dataclass
 class Text:
@@ -32,8 +36,10 @@ class Text:
         weights: (R + 1,), 1 and then its weight in each bootstrap replicate.
         relation_share: (3,) the share of its pairs that are within a sentence, repeated, either.
         relation_at: (3, n) the same among the pairs at each distance.
-        draws: (H, k) uniform numbers for the null model.
-        separators_by: chance levels of the separator focus, once they were asked for.
+        draws: (H, k) the numbers of pairs that a head would have by chance: all different, in random order.
+        shuffles: see :func:`shuffled_starts`.
+        shifts: (H, n) where in its shuffle a head begins at each distance.
+        separators_by: chance levels of the separator focus by what is seen, once they were asked for.
     """
 
     row: int
@@ -50,7 +56,9 @@ class Text:
     relation_share: np.ndarray
     relation_at: np.ndarray
     draws: np.ndarray
-    separators_by: dict[bool, tuple[float, np.ndarray]] = dataclasses.field(default_factory=dict)
+    shuffles: np.ndarray
+    shifts: np.ndarray
+    separators_by: dict[tuple[int, bytes], tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def in_sample(self, share: float) -> bool:
         """Whether the text is in a sample of that share: a matter of its tokens and the seed alone."""
@@ -81,7 +89,9 @@ def make_text(
     pairs = pairs_of(length)
     counts = tuple(high_counts(len(pairs[0]), percents))
     share, at = _relations(types, sentences, pairs)
-    draws = generator.random((heads, counts[-1]), dtype=np.float32)
+    draws = np.stack([generator.choice(len(pairs[0]), counts[-1], replace=False) for _ in range(heads)])
+    shuffles = shuffled_starts(length, heads, generator)
+    shifts = generator.integers(0, length - np.arange(length), (heads, length))
     return Text(
         row,
         places,
@@ -97,7 +107,44 @@ def make_text(
         share,
         at,
         draws,
+        shuffles,
+        shifts,
     )
+
+
+def shuffled_starts(length: int, heads: int, generator: np.random.Generator) -> np.ndarray:
+    """(R, n(n-1)/2): of each distance d, from 1 on, the n - d places that a pair may start at, in random order.
+
+    A head that begins anywhere in one of the R draws without replacement, exactly; heads of one shuffle are not quite
+    independent, which no mean can tell.
+    """
+    size = length * (length - 1) // 2
+    shuffles = max(1, min(heads, SHUFFLES, SHUFFLE_ENTRIES // size))
+    starts = np.empty((shuffles, size), dtype=np.int16 if length < 2**15 else np.int32)
+    end = 0
+    for there in range(length - 1, 0, -1):
+        starts[:, end : end + there] = np.arange(there)
+        generator.permuted(starts[:, end : end + there], axis=1, out=starts[:, end : end + there])
+        end += there
+    return starts
+
+
+def starts_at(distance: np.ndarray, text: Text) -> np.ndarray:
+    """(H, k) starts of pairs at the given distances (H, k), drawn at random: no pair of a head twice."""
+    heads, count = distance.shape
+    row = np.arange(heads)[:, None]
+    # how many of the head's pairs before this one have its distance: by sorting distances with their places behind them
+    packed = distance << 32 | np.arange(count)
+    packed.sort(axis=1)
+    ordered = packed >> 32
+    first = np.zeros(distance.shape, dtype=np.int64)
+    np.multiply(ordered[:, 1:] != ordered[:, :-1], np.arange(1, count), out=first[:, 1:])
+    rank = np.empty(distance.size, dtype=np.int64)
+    rank[(packed & 0xFFFFFFFF) + row * count] = np.arange(count) - np.maximum.accumulate(first, axis=1)
+    there = text.length - distance
+    place = (rank.reshape(heads, count) + text.shifts.take(distance + row * text.length)) % there
+    before = (distance - 1) * (2 * text.length - distance) // 2
+    return text.shuffles.take(before + place + row % len(text.shuffles) * text.shuffles.shape[1])
 
 
 def related(

@@ -13,6 +13,7 @@ from transformers import (
     AutoModel,
     BartConfig,
     BartModel,
+    BertForMaskedLM,
     BertForMultipleChoice,
     BertForSequenceClassification,
     BertModel,
@@ -31,7 +32,9 @@ from transformers.modeling_utils import AttentionInterface
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration import capture as capture_module
-from hf_attn_ext.integration.capture import attention_map, capture
+from hf_attn_ext.integration.attention_maps import attention_map
+from hf_attn_ext.integration.capture import capture
+from hf_attn_ext.integration.running_calls import running_calls
 from hf_attn_ext.probe import ContextSimilarityProbe
 
 FAMILIES = ["bert", "roberta", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "mistral"]
@@ -299,7 +302,7 @@ def test_a_model_that_is_compiled_inside_the_block():
             assert torch.equal(compiled(**batch).last_hidden_state, expected)
         assert torch.equal(compiled(**batch).last_hidden_state, expected)
     assert probe.matrices(1).shape == (3, 2, 7, 7)
-    assert not capture_module._DEPTH.passes
+    assert not running_calls()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -379,3 +382,71 @@ def test_wrong_options_are_one_line(options, message):
     with pytest.raises(AttnExtError, match=message) as caught:
         ContextSimilarityProbe(tiny.tiny_model(BertModel), **options)
     assert "\n" not in str(caught.value)
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["bert.encoder.layer.1", "bert.encoder.layer.0.attention.self", "bert", "cls"])
+def test_an_interrupt_leaves_no_trace(where):
+    model, ids, seen, ended = tiny.tiny_model(BertForMaskedLM), tiny.inputs(padded=False)["input_ids"], [], []
+    with capture(model, lambda call: seen.append((call.layer.index, call.forward)), ended.append):
+        for run in (model, model.bert):  # the head's model was interrupted: its body alone is no part of it
+            handle = model.get_submodule(where).register_forward_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(ids)
+            handle.remove()
+            seen.clear()
+            model.bert.encoder.layer[0](torch.zeros(1, 3, 16))
+            assert not seen and not ended
+            run(ids)
+            assert [index for index, _ in seen] == [0, 1] and not running_calls()
+            assert any(forward is seen[0][1] for forward in ended)
+            ended.clear()
+        model.get_submodule(where).register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids)
+    assert not running_calls()
+
+
+def test_checkpointed_layers_after_an_interrupt_count_once():
+    model, ids, seen = tiny.tiny_model(BertForMaskedLM).train(), tiny.inputs(padded=False)["input_ids"], []
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    with capture(model, lambda call: seen.append(call.layer.index)):
+        handle = model.bert.encoder.layer[1].register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids)
+        handle.remove()
+        seen.clear()
+        model(ids).logits.sum().backward()
+    assert seen == [0, 1]
+
+
+def fail(*_):
+    raise RuntimeError("mine")
+
+
+@pytest.mark.filterwarnings("ignore:a probe without")
+@pytest.mark.parametrize("make", ["labels", "head", "hook before", "hook behind"])
+def test_a_pass_whose_head_fails_is_not_counted(make):
+    model, ids = tiny.tiny_model(BertForMaskedLM), tiny.inputs(padded=False)["input_ids"]
+    handles = [model.register_forward_hook(fail)] if make == "hook before" else []
+    with ContextSimilarityProbe(model, tokenizer=None, keep=("statistics", "matrices")) as probe:
+        if make == "head":
+            handles.append(model.cls.register_forward_hook(fail))
+        if make == "hook behind":
+            handles.append(model.register_forward_hook(fail))
+        labels = torch.zeros(1, 3, dtype=torch.long) if make == "labels" else None
+        with pytest.raises((RuntimeError, ValueError)):
+            model(ids, labels=labels)
+        for handle in handles:
+            handle.remove()
+        if make != "hook behind":  # that one runs when the model is through
+            with pytest.raises(AttnExtError, match="no forward pass"):
+                probe.statistics()
+        try:
+            raise KeyError
+        except KeyError:
+            model(ids)
+    assert probe.statistics().counts["texts"] == len(probe.matrices(0)) == (6 if make == "hook behind" else 3)

@@ -7,10 +7,13 @@ import numpy as np
 import planted
 import pytest
 import torch
-from transformers import GPT2Config, GPT2Model
+from transformers import BertForMaskedLM, GPT2Config, GPT2Model
 
+import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.capture import ForwardPass, HeadOutputs, attention_map, capturable_layers, capture
+from hf_attn_ext.hasse import MaskSpec
+from hf_attn_ext.integration.attention_maps import attention_map
+from hf_attn_ext.integration.capture import ForwardPass, HeadOutputs, capturable_layers, capture
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, measures, similarity
 from hf_attn_ext.probe.stream import Settings, Stream, fed
 
@@ -349,3 +352,58 @@ def test_truncation_and_the_longest_text(tokenizer):
         assert probe.statistics().counts["tokens"] == 72
         with pytest.raises(AttnExtError, match="12"):
             probe.feed(["word1 word2 " * 10], max_length=12)
+
+
+def test_attention_under_a_mask_is_the_models_own(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(4)
+    hax.set_mask(model, "causal")
+    focus = probed(model, tokenizer, texts).statistics().get("separator_focus")
+    known = annotate(texts, tokenizer)
+    with torch.no_grad():
+        given = {"input_ids": known.input_ids, "attention_mask": known.attention_mask}
+        attentions = model(**given, output_attentions=True).attentions
+    real = [np.flatnonzero(row) for row in known.attention_mask.numpy() * ~known.special]
+    separates = [np.isin(known.input_ids[row].numpy()[places], [5, 6]) for row, places in enumerate(real)]
+    for layer, weights in enumerate(attentions):
+        maps = [weights[row][:, places][:, :, places].numpy() for row, places in enumerate(real)]
+        parts = [naive.separator_focus(m, s, True) for m, s in zip(maps, separates, strict=True)]
+        rows = sum(map(len, real))
+        assert np.allclose(focus.values[layer], np.sum([part[0] for part in parts], axis=0) / rows, atol=1e-5)
+        assert np.allclose(focus.chance[layer], sum(part[1] for part in parts) / rows)
+        assert np.allclose(focus.chance_matched[layer], np.sum([part[2] for part in parts], axis=0) / rows, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["flexformer_s", "flexformer_n"])
+def test_rows_whose_weights_cancel_are_left_out_and_named(kernel, tokenizer):
+    model = hax.convert(BertForMaskedLM(planted.small_bert().config).eval(), kernel=kernel, num_features=4)
+    statistics = probed(model, tokenizer, planted.make_texts(20)).statistics()
+    note = next(note for note in statistics.notes if "signed kernels" in note)
+    left_out, of, rows = note.split()[:3]
+    assert of == "of" and 0 < int(left_out) < int(rows) == 4 * statistics.counts["tokens"]
+    focus = statistics.get("separator_focus")
+    for values in (focus.values, focus.chance, focus.chance_matched):
+        assert np.abs(values).max() < 1 / measures.LEAST_SUM
+
+
+def test_rows_that_see_special_tokens_only_are_left_out(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(3, sentences=1, words=5)  # 8 tokens with the special ones
+    mask = torch.ones(8, 8, dtype=torch.bool)
+    mask[2, 1:7] = False
+    hax.set_mask(model, MaskSpec.from_mask(mask))
+    statistics = probed(model, tokenizer, texts).statistics()
+    assert any(note.startswith(f"{3 * 4} of {18 * 4} rows") for note in statistics.notes)
+    focus = statistics.get("separator_focus")
+    assert np.isfinite(focus.values).all() and np.allclose(focus.chance, 1 / 6)
+
+
+def test_gathering_twice_counts_nothing_twice(tokenizer, monkeypatch):
+    probe = probed(planted.small_bert(), tokenizer, planted.make_texts(3))
+    probe.gather()
+    probe.gather()
+    assert probe.statistics().counts["texts"] == 3
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda states: states * 2)
+    probe.gather()
+    assert probe.statistics().counts["texts"] == 6
+    with pytest.raises(AttnExtError, match="gather was called before"):
+        probe.gather()
+    assert probe.statistics().counts["texts"] == 6

@@ -1,0 +1,59 @@
+"""The null model of a text: pairs drawn without replacement, from all pairs or at given distances."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_attn_ext.probe import texts
+from hf_attn_ext.probe.measures import PAIR_SUMS, chance_sums, pair_sums
+from hf_attn_ext.probe.texts import make_text, starts_at
+
+
+def drawn_text(length, heads, seed=0, percents=(1, 5), kinds=15):
+    ids = np.random.default_rng(seed).integers(0, kinds, length) + 100 * seed
+    return make_text(0, ids, np.arange(length), np.array([0]), None, None, percents, 2, heads, 0)
+
+
+def random_heads(text, heads, draw):
+    """High pairs as heads without any rule would have them."""
+    return np.stack([draw.choice(len(text.pairs[0]), text.counts[-1], replace=False) for _ in range(heads)])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 40), st.integers(1, 6), st.integers(0, 99), st.sampled_from([1, 50, 2**20]))
+def test_no_pair_is_drawn_twice_and_distances_stay(length, heads, seed, entries):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts, "SHUFFLE_ENTRIES", entries)
+        text = drawn_text(length, heads, seed, percents=(5, 50))
+    first, second, _ = text.pairs
+    chosen = random_heads(text, heads, np.random.default_rng(seed))
+    chosen[0] = np.argsort(second - first, kind="stable")[: text.counts[-1]]  # all the nearest pairs
+    distance = (second - first)[chosen].astype(np.int64)
+    starts = starts_at(distance, text)
+    assert starts.min() >= 0 and (starts + distance).max() < length
+    for head in range(heads):
+        assert len(set(zip(starts[head].tolist(), distance[head].tolist(), strict=True))) == text.counts[-1]
+        assert len(set(text.draws[head].tolist())) == text.counts[-1]
+
+
+def test_every_start_is_as_likely():
+    counts = np.zeros(9)
+    for seed in range(150):
+        text = drawn_text(12, 6, seed)
+        counts += np.bincount(starts_at(np.full((6, 4), 3), text).ravel(), minlength=9)
+    expected = counts.sum() / 9
+    assert np.abs(counts - expected).max() < 4.5 * expected**0.5
+
+
+def test_heads_without_any_rule_are_at_chance():
+    """Their most common tokens too: drawn with replacement, pairs would fall on more tokens."""
+    draw, found = np.random.default_rng(0), []
+    for seed in range(300):
+        text = drawn_text(40, 8, seed)
+        sums, unique, _ = pair_sums(random_heads(text, 8, draw), text)
+        chance, _ = chance_sums(text)
+        top = [sums[:, 1, PAIR_SUMS.index(name)].mean() for name in ("top", "top_matched")]
+        found.append([top[0] - chance[1, 4], top[0] - top[1], unique[1, 0] - chance[1, 5], unique[1, 0] - unique[1, 1]])
+    found = np.array(found)
+    assert (np.abs(found.mean(0)) < 3.5 * found.std(0) / len(found) ** 0.5).all()
