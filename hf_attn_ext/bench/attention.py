@@ -93,6 +93,12 @@ def check_limits(repeats: int, budget: float, threads: int | None) -> None:
             raise AttnExtError(f"{name} must be above 0, got {value!r}")
 
 
+def check_names(names: Sequence[str], what: str) -> None:
+    """Raise :class:`AttnExtError` where there is no name, or one twice."""
+    if not names or len(set(names)) < len(names):
+        raise AttnExtError(f"{what} must be names, each once, got {', '.join(names) or 'none'}")
+
+
 def bench_attention(
     settings: AttentionBench,
     progress: Callable[[str], None] = lambda text: None,

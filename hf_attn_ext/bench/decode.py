@@ -16,6 +16,7 @@ from ..config import AttnExtConfig
 from ..errors import AttnExtError
 from ..integration import convert
 from ..integration.cache import LinearCache
+from ..integration.families import cache_argument
 from .attention import check_lengths, check_limits, check_workload
 from .contestants import DTYPES, SOFTMAX, Workload, check_kernels, family_of, family_rank, fit_width, kernel_options
 from .figures import crossover, growth, ratio
@@ -126,8 +127,7 @@ class Decoder:
 
     def __init__(self, model: Any, cache: Any, batch: int, family: str, note: str = "") -> None:
         self.model, self.cache, self.batch, self.family, self.note = model, cache, batch, family, note
-        names = inspect.signature(type(model).forward).parameters
-        self.argument = "cache" if "cache" in names else "past_key_values"
+        self.argument = cache_argument(inspect.signature(type(model).forward).parameters)
         self.token = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
 
     def fill(self, context: int) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import AttnExtError
 from ..hasse import Poset, minimal_joint_task
-from .attention import check_lengths, check_limits
+from .attention import check_lengths, check_limits, check_names
 from .figures import growth
 from .hasse_masks import NAMES, MaskKind, autoregressive_family, butterfly_family, find_kind, find_order
 from .machine import describe_machine, set_threads
@@ -66,8 +66,7 @@ class HasseBench:
             check_lengths(self.packed, "packed lengths")
         for name in self.masks:
             find_kind(name)
-        if not self.masks or len(set(self.masks)) < len(self.masks):
-            raise AttnExtError(f"masks must be names, each once, got {', '.join(self.masks) or 'none'}")
+        check_names(self.masks, "masks")
         check_limits(self.repeats, self.budget, self.threads)
 
 

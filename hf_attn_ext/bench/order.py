@@ -11,7 +11,7 @@ from ..attention.forms.order_plan import make_plan
 from ..attention.registry import check_kernel
 from ..errors import AttnExtError
 from ..hasse.cover import chain_cover
-from .attention import check_lengths, check_limits, check_workload
+from .attention import check_lengths, check_limits, check_names, check_workload
 from .contestants import Workload
 from .figures import growth, ratio
 from .machine import describe_machine, set_threads, synchronizer
@@ -62,8 +62,7 @@ class OrderBench:
             raise AttnExtError(f"block_size must be at least 1, got {self.block_size!r}")
         for name in self.masks:
             make_order(name, 4, 1)
-        if not self.masks or len(set(self.masks)) < len(self.masks):
-            raise AttnExtError(f"masks must be names, each once, got {', '.join(self.masks) or 'none'}")
+        check_names(self.masks, "masks")
         check_kernel(self.kernel, 1, {})
         check_limits(self.repeats, self.budget, self.threads)
         workload = dataclasses.replace(check_workload(self.workload), longest=max(self.lengths))

@@ -16,12 +16,10 @@ from transformers import DynamicCache
 from ..errors import AttnExtError
 from ..hasse import MaskSpec
 from ..integration import converted_layers
-from ..integration.families import attention_modules, is_causal
+from ..integration.families import attention_modules, cache_argument, is_causal
 from ..integration.mask_call import given_mask
 from ..integration.masks import active_mask
 from ..integration.positions import position_table
-
-_CACHES = ("cache", "past_key_values")  # 5.24 names it ``cache``
 
 
 class BlockPasses:
@@ -45,7 +43,7 @@ class BlockPasses:
         table = position_table(model)
         self.limit, self.first = (None, 0) if table is None else table
         parameters = inspect.signature(model.forward).parameters
-        name = next((name for name in _CACHES if name in parameters), None)
+        name = cache_argument(parameters)
         able = name is not None and not converted_layers(model)
         able = able and all(is_causal(module) for _, module in attention_modules(model))
         if use_cache and not able:

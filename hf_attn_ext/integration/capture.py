@@ -23,7 +23,14 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from ..errors import AttnExtError
-from .families import attention_modules, attention_shape, is_causal, is_cross_attention, supported_model_types
+from .families import (
+    CACHE_ARGUMENTS,
+    attention_modules,
+    attention_shape,
+    is_causal,
+    is_cross_attention,
+    supported_model_types,
+)
 from .running_calls import begin_call, drop_calls, drop_dead, failed, running_calls
 
 
@@ -305,7 +312,7 @@ def _begin(one: _Capture) -> Callable:
     @torch.compiler.disable
     def begin(module: nn.Module, args: tuple, kwargs: dict) -> None:
         given = _arguments(module, args, kwargs)
-        cache = given.get("past_key_values") if given.get("cache") is None else given["cache"]
+        cache = next((given[name] for name in CACHE_ARGUMENTS if given.get(name) is not None), None)
         seen = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
         if isinstance(seen, int) and seen > 0:
             raise AttnExtError(

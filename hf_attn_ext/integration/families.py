@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 import transformers
@@ -52,6 +53,9 @@ FAMILIES: dict[str, Family] = {
 _HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 _HEAD_DIMS = ("attention_head_size", "head_dim", "head_size")
 
+# The argument for the cache: 5.24 names it ``cache``; before, it was ``past_key_values``.
+CACHE_ARGUMENTS = ("cache", "past_key_values")
+
 
 def supported_model_types() -> list[str]:
     """Return the stock model types that are tested with every head class, such as ``"roberta"``."""
@@ -86,6 +90,11 @@ def head_classes(model_type: str) -> dict[str, tuple[type, ...]]:
             if own:
                 found[name] = own
     return found
+
+
+def cache_argument(parameters: Collection[str]) -> str | None:
+    """Return which of a forward's parameters is the cache, or None."""
+    return next((name for name in CACHE_ARGUMENTS if name in parameters), None)
 
 
 def is_cross_attention(module: nn.Module) -> bool:

@@ -9,11 +9,9 @@ from transformers.generation import GenerationMode
 
 from ..errors import AttnExtError
 from .cache import LinearCache, check_cache, linear_layers
-from .families import attention_modules, is_causal
+from .families import CACHE_ARGUMENTS, attention_modules, cache_argument, is_causal
 from .mask_settings import MaskSettings, heads_of
 
-# 5.24 names the argument ``cache``; before, it was ``past_key_values``.
-_NAMES = ("cache", "past_key_values")
 CACHES = "_attn_ext_caches"
 
 
@@ -24,11 +22,11 @@ def with_cache(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, 
         AttnExtError: the caller passed a cache that is not ours, or another model's.
     """
     names = model.forward_parameters
-    name = next((name for name in _NAMES if name in names), None)
+    name = cache_argument(names)
     if name is None or not caches(model):
         return kwargs
     given = dict(zip(names, args, strict=False)) | kwargs
-    cache = next((given[alias] for alias in _NAMES if given.get(alias) is not None), None)
+    cache = next((given[alias] for alias in CACHE_ARGUMENTS if given.get(alias) is not None), None)
     if cache is not None:
         check_cache(cache, model.config, type(model).__name__)
         return kwargs
@@ -41,7 +39,7 @@ def with_cache(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, 
         return {**kwargs, "use_cache": False}
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         return kwargs  # the host leaves the cache out
-    return {key: value for key, value in kwargs.items() if key not in _NAMES} | {name: new_cache(model)}
+    return {key: value for key, value in kwargs.items() if key not in CACHE_ARGUMENTS} | {name: new_cache(model)}
 
 
 def prepare_generation(
@@ -57,8 +55,8 @@ def prepare_generation(
         raise AttnExtError(
             f"{name} cannot take part in assisted decoding or prompt lookup: a linear layer's state cannot be cropped"
         )
-    argument = next(alias for alias in _NAMES if alias in model.forward_parameters)
-    given = next((model_kwargs[alias] for alias in _NAMES if model_kwargs.get(alias) is not None), None)
+    argument = cache_argument(model.forward_parameters)
+    given = next((model_kwargs[alias] for alias in CACHE_ARGUMENTS if model_kwargs.get(alias) is not None), None)
     if given is not None:
         check_cache(given, model.config, name)
         given._is_user_defined = True

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers.loss.loss_utils import LOSS_MAPPING
 
 from ..errors import AttnExtError
 from ..hasse import MaskSpec
@@ -70,6 +71,12 @@ def lay_out(
     laid["labels"] = labels.masked_fill(~attention, IGNORED)
     laid["attention_mask"] = attention.long()
     return laid
+
+
+def shifts_labels(model: Any) -> bool:
+    """Whether a model's own loss compares each position with the label of the next."""
+    kind = getattr(model, "loss_type", None)
+    return kind not in LOSS_MAPPING or kind == "ForCausalLM"
 
 
 def _neighbours(ids: Tensor, real: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

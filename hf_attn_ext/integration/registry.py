@@ -27,7 +27,7 @@ from .families import is_cross_attention
 from .first_use import attach_on_first_use, is_stock
 from .layers import KEEPS_SOFTMAX, feature_map_of
 from .layouts import check_inputs
-from .mask_call import MaskCall, mask_call
+from .mask_call import MaskCall, mask_call, pattern_names
 from .mask_linear import dense_order, order_of
 from .mask_settings import FIELD
 from .masked_attention import HASSE, hasse_attention, hasse_mask
@@ -68,8 +68,8 @@ def padding_mask(
         host = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
         return mask_call({**host, "mask_function": mask_function, "attention_mask": attention_mask, **kwargs})
     if mask_function not in (bidirectional_mask_function, causal_mask_function):
-        pattern = _pattern(mask_function)
-        if pattern == "sliding_window_causal_mask_function":
+        patterns = pattern_names(mask_function)
+        if patterns == {"sliding_window_overlay", "causal_mask_function"}:
             return sdpa_mask(
                 batch_size=batch_size,
                 kv_length=kv_length,
@@ -78,8 +78,9 @@ def padding_mask(
                 attention_mask=attention_mask,
                 **{**kwargs, "allow_is_causal_skip": False},
             )
+        asked = " and ".join(sorted(patterns))
         raise AttnExtError(
-            f"the model asks for the attention pattern {pattern!r}; linear attention honours padding and causality "
+            f"the model asks for the attention pattern {asked!r}; linear attention honours padding and causality "
             "only: no packed sequences (position_ids that start again; a compiled model assumes them unless "
             "attention_mask is given), no mask between single positions"
         )
@@ -88,17 +89,6 @@ def padding_mask(
     if attention_mask.ndim != 2:
         raise AttnExtError(_wrong_mask(attention_mask))
     return attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
-
-
-def _pattern(mask_function: Any) -> str:
-    """What a mask function of the host is called."""
-    if getattr(mask_function, "__name__", "") == "and_mask":
-        parts = [cell.cell_contents for cell in mask_function.__closure__ or ()]
-        names = {_pattern(part) for cell in parts if isinstance(cell, tuple) for part in cell}
-        if names == {"sliding_window_overlay", "causal_mask_function"}:
-            return "sliding_window_causal_mask_function"
-        return " and ".join(sorted(names)) or "and_mask"
-    return getattr(mask_function, "__qualname__", repr(mask_function)).split(".")[0]
 
 
 def flexformer_attention(

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.loss.loss_utils import LOSS_MAPPING
 
 from ..errors import AttnExtError, short
 from ..hasse import MaskSpec
 from ..hasse.masks import block_two_stream, butterfly
 from ..hasse.reading import is_whole, read_list
 from ..integration.convert import unwrap
-from ..integration.layouts import IGNORED, lay_out
+from ..integration.layouts import IGNORED, lay_out, shifts_labels
 from ..integration.masks import active_mask
 from ..integration.peft_support import refuse_prompts
 from ..integration.positions import position_table
@@ -273,12 +272,6 @@ class ButterflyCollator(MaskCollator):
 
     def spec(self, tokens: int) -> MaskSpec:
         return butterfly(tokens, **self.options)
-
-
-def shifts_labels(model: Any) -> bool:
-    """Whether a model's own loss compares each position with the label of the next."""
-    kind = getattr(model, "loss_type", None)
-    return kind not in LOSS_MAPPING or kind == "ForCausalLM"
 
 
 def _read(item: Mapping[str, Any], number: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import torch
+from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_attn_ext.attention import linear_attention, make_feature_map
@@ -43,6 +44,12 @@ def tiny_model(cls, seed=0, **changes):
     """A small stock model in evaluation mode; ``cls`` is a model class."""
     torch.manual_seed(seed)
     return cls(tiny_config(cls.config_class.model_type, **changes)).eval()
+
+
+def family_model(model_type, seed=0, **changes):
+    """A small stock model of a type, without a head, in evaluation mode."""
+    torch.manual_seed(seed)
+    return AutoModel.from_config(tiny_config(model_type, **changes)).eval()
 
 
 def head_class_pairs():

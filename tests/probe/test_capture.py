@@ -1,7 +1,5 @@
 """Captured similarities are those of the weights; the model, its outputs and everyone else's stay as they are."""
 
-import threading
-
 import pytest
 import reference
 import tiny
@@ -10,16 +8,13 @@ from torch import nn
 from transformers import (
     AlbertConfig,
     AlbertModel,
-    AutoModel,
     BartConfig,
     BartModel,
-    BertForMaskedLM,
     BertForMultipleChoice,
     BertForSequenceClassification,
     BertModel,
     DistilBertForMaskedLM,
     GPT2LMHeadModel,
-    LlamaForCausalLM,
     LlamaModel,
     T5Config,
     T5Model,
@@ -46,15 +41,10 @@ def matrices(outputs):
     return found * (1 - torch.eye(found.shape[-1]))
 
 
-def family_model(family, **changes):
-    torch.manual_seed(0)
-    return AutoModel.from_config(tiny.tiny_config(family, **changes)).eval()
-
-
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_similarities_are_those_of_the_weights(family, backend):
-    model = family_model(family).double()
+    model = tiny.family_model(family).double()
     model.set_attn_implementation(backend)
     batch = tiny.inputs()
     with torch.no_grad():
@@ -76,7 +66,7 @@ def test_similarities_are_those_of_the_weights(family, backend):
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_maps_give_the_outputs(family, backend):
-    model = family_model(family).double()
+    model = tiny.family_model(family).double()
     model.set_attn_implementation(backend)
     batch, calls = tiny.inputs(), []
     with torch.no_grad(), capture(model, calls.append):
@@ -96,7 +86,7 @@ def test_attention_maps_give_the_outputs(family, backend):
 
 
 def test_the_kernels_own_weights_in_a_converted_layer():
-    model = hax.convert(family_model("bert").double(), tiny.KERNEL, layers=[1])
+    model = hax.convert(tiny.family_model("bert").double(), tiny.KERNEL, layers=[1])
     calls, batch = [], tiny.inputs()
     with torch.no_grad():
         expected = model(**batch).last_hidden_state
@@ -117,7 +107,7 @@ def test_the_kernels_own_weights_in_a_converted_layer():
 
 
 def test_other_models_and_the_interface_are_left_alone():
-    model, other = family_model("bert"), family_model("bert")
+    model, other = tiny.family_model("bert"), tiny.family_model("bert")
     before = AttentionInterface.get_interface
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
     keys = set(model.__dict__), set(model.encoder.layer[0].attention.self.__dict__)
@@ -164,7 +154,7 @@ def test_multiple_choice_counts_each_choice():
 
 
 def test_chosen_layers_and_heads_in_order():
-    model = family_model("bert", num_hidden_layers=3)
+    model = tiny.family_model("bert", num_hidden_layers=3)
     with ContextSimilarityProbe(model, **MATRICES) as everything:
         with ContextSimilarityProbe(model, layers=[2, 0], heads=1, **MATRICES) as some:
             with ContextSimilarityProbe(model, layers="*.layer.1.*", **MATRICES) as named:
@@ -173,94 +163,6 @@ def test_chosen_layers_and_heads_in_order():
     assert torch.equal(named.matrices(1), everything.matrices(1))
     with pytest.raises(AttnExtError, match="no layer 1; it has 0, 2"):
         some.matrices(1)
-
-
-def test_several_passes_follow_one_another():
-    model = family_model("roberta")
-    with ContextSimilarityProbe(model, **MATRICES) as probe:
-        model(**tiny.inputs(batch=2, length=5, padded=False))
-        model(**tiny.inputs(batch=1, length=7, padded=False))
-    found = probe.matrices(0)
-    assert found.shape == (3, 2, 7, 7) and found[:2, :, 5:].abs().max() == 0 and found[:2, :, :, 5:].abs().max() == 0
-    assert probe.tokens()[1].tolist() == [[True] * 5 + [False] * 2] * 2 + [[True] * 7]
-
-
-def test_gradients_flow_and_checkpointing_counts_once():
-    model = family_model("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
-    batch = tiny.inputs()
-    model(**batch).last_hidden_state.square().sum().backward()
-    expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    model.zero_grad()
-    model.gradient_checkpointing_enable()
-    with ContextSimilarityProbe(model, **MATRICES) as probe:
-        model(**batch).last_hidden_state.square().sum().backward()
-    assert probe.matrices(0).shape == (3, 2, 7, 7) and not probe.matrices(0).requires_grad
-    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    assert len(found) == len(expected) and all(
-        torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True)
-    )
-    with torch.inference_mode(), probe:
-        model(**batch)
-    assert probe.matrices(0).shape == (6, 2, 7, 7)
-
-
-def test_an_exception_leaves_no_trace():
-    model, batch = family_model("bert"), tiny.inputs()
-
-    def fail(*_):
-        raise RuntimeError("mine")
-
-    with ContextSimilarityProbe(model, **MATRICES) as probe:
-        handle = model.encoder.layer[1].register_forward_hook(fail)
-        with pytest.raises(RuntimeError, match="mine"):
-            model(**batch)
-        handle.remove()
-        model(**batch)
-    assert probe.matrices(0).shape == (3, 2, 7, 7)
-    with pytest.raises(KeyError), ContextSimilarityProbe(model, **MATRICES):
-        raise KeyError
-    assert not capture_module._CAPTURES and AttentionInterface.get_interface is capture_module._ORIGINAL
-
-
-def test_threads_with_probes_of_their_own_and_with_one_between_them():
-    model = family_model("bert")
-    batches = [tiny.inputs(batch=1, seed=seed, padded=False) for seed in range(4)]
-    found, start = {}, threading.Barrier(4)
-
-    def own(number):
-        with ContextSimilarityProbe(model, **MATRICES) as probe:
-            start.wait()
-            for _ in range(5):
-                model(**batches[number])
-            start.wait()
-        found[number] = probe
-
-    run_threads(own)
-    for number, probe in found.items():
-        assert (probe.tokens()[0] == batches[number]["input_ids"]).all() and len(probe.tokens()[0]) == 5
-
-    with ContextSimilarityProbe(model, **MATRICES) as shared:
-        run_threads(lambda number: model(**batches[number]))
-    assert sorted(shared.tokens()[0].tolist()) == sorted(batch["input_ids"][0].tolist() for batch in batches)
-    for row, ids in enumerate(shared.tokens()[0]):
-        number = next(n for n in range(4) if torch.equal(batches[n]["input_ids"][0], ids))
-        assert torch.equal(shared.matrices(1)[row], found[number].matrices(1)[0])
-
-
-def run_threads(work):
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def test_generation_inside_the_block_is_one_line():
-    model = tiny.tiny_model(LlamaForCausalLM)
-    ids = tiny.inputs(padded=False)["input_ids"]
-    with ContextSimilarityProbe(model, **MATRICES), pytest.raises(AttnExtError, match="continues a cache of 7 tokens"):
-        model.generate(ids, max_new_tokens=3, do_sample=False)
-    model.generate(ids, max_new_tokens=3, do_sample=False)
 
 
 def test_a_backend_of_ones_own():
@@ -274,7 +176,7 @@ def test_a_backend_of_ones_own():
     AttentionInterface.register("mine", backend)
     AttentionMaskInterface.register("mine", lambda *args, attention_mask=None, **kwargs: attention_mask)
     try:
-        model, calls, batch = family_model("bert").double(), [], tiny.inputs()
+        model, calls, batch = tiny.family_model("bert").double(), [], tiny.inputs()
         with torch.no_grad(), capture(model, calls.append):
             model(**batch)
             model.set_attn_implementation("mine")
@@ -286,7 +188,7 @@ def test_a_backend_of_ones_own():
 
 
 def test_a_sliding_window_is_in_the_map():
-    model, calls = family_model("mistral", sliding_window=3), []
+    model, calls = tiny.family_model("mistral", sliding_window=3), []
     with torch.no_grad(), capture(model, calls.append):
         model(**tiny.inputs())
     far = torch.ones(7, 7).tril(-3).bool()
@@ -294,7 +196,7 @@ def test_a_sliding_window_is_in_the_map():
 
 
 def test_a_model_that_is_compiled_inside_the_block():
-    model, batch = family_model("bert"), tiny.inputs()
+    model, batch = tiny.family_model("bert"), tiny.inputs()
     with torch.no_grad():
         expected = model(**batch).last_hidden_state
         with ContextSimilarityProbe(model, **MATRICES) as probe:
@@ -307,7 +209,7 @@ def test_a_model_that_is_compiled_inside_the_block():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_and_inference_mode(dtype):
-    model = family_model("llama").to(dtype)
+    model = tiny.family_model("llama").to(dtype)
     with torch.inference_mode(), ContextSimilarityProbe(model, **MATRICES) as probe:
         model(**tiny.inputs())
     assert probe.matrices(0).dtype == torch.float32 and probe.matrices(0).isfinite().all()
@@ -353,8 +255,8 @@ def test_grouped_heads_give_one_matrix_a_query_head():
         ),
         (lambda: nn.Linear(2, 2), "Linear holds no transformers model"),
         (lambda: "a name", "got str"),
-        (lambda: nn.ModuleList([family_model("bert"), family_model("bert")]), "holds 2 models"),
-        (lambda: torch.compile(family_model("bert")), "compiled"),
+        (lambda: nn.ModuleList([tiny.family_model("bert"), tiny.family_model("bert")]), "holds 2 models"),
+        (lambda: torch.compile(tiny.family_model("bert")), "compiled"),
     ],
 )
 def test_models_that_cannot_be_captured_are_named(make, message):
@@ -382,71 +284,3 @@ def test_wrong_options_are_one_line(options, message):
     with pytest.raises(AttnExtError, match=message) as caught:
         ContextSimilarityProbe(tiny.tiny_model(BertModel), **options)
     assert "\n" not in str(caught.value)
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("where", ["bert.encoder.layer.1", "bert.encoder.layer.0.attention.self", "bert", "cls"])
-def test_an_interrupt_leaves_no_trace(where):
-    model, ids, seen, ended = tiny.tiny_model(BertForMaskedLM), tiny.inputs(padded=False)["input_ids"], [], []
-    with capture(model, lambda call: seen.append((call.layer.index, call.forward)), ended.append):
-        for run in (model, model.bert):  # the head's model was interrupted: its body alone is no part of it
-            handle = model.get_submodule(where).register_forward_hook(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                model(ids)
-            handle.remove()
-            seen.clear()
-            model.bert.encoder.layer[0](torch.zeros(1, 3, 16))
-            assert not seen and not ended
-            run(ids)
-            assert [index for index, _ in seen] == [0, 1] and not running_calls()
-            assert any(forward is seen[0][1] for forward in ended)
-            ended.clear()
-        model.get_submodule(where).register_forward_hook(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            model(ids)
-    assert not running_calls()
-
-
-def test_checkpointed_layers_after_an_interrupt_count_once():
-    model, ids, seen = tiny.tiny_model(BertForMaskedLM).train(), tiny.inputs(padded=False)["input_ids"], []
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    with capture(model, lambda call: seen.append(call.layer.index)):
-        handle = model.bert.encoder.layer[1].register_forward_pre_hook(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            model(ids)
-        handle.remove()
-        seen.clear()
-        model(ids).logits.sum().backward()
-    assert seen == [0, 1]
-
-
-def fail(*_):
-    raise RuntimeError("mine")
-
-
-@pytest.mark.filterwarnings("ignore:a probe without")
-@pytest.mark.parametrize("make", ["labels", "head", "hook before", "hook behind"])
-def test_a_pass_whose_head_fails_is_not_counted(make):
-    model, ids = tiny.tiny_model(BertForMaskedLM), tiny.inputs(padded=False)["input_ids"]
-    handles = [model.register_forward_hook(fail)] if make == "hook before" else []
-    with ContextSimilarityProbe(model, tokenizer=None, keep=("statistics", "matrices")) as probe:
-        if make == "head":
-            handles.append(model.cls.register_forward_hook(fail))
-        if make == "hook behind":
-            handles.append(model.register_forward_hook(fail))
-        labels = torch.zeros(1, 3, dtype=torch.long) if make == "labels" else None
-        with pytest.raises((RuntimeError, ValueError)):
-            model(ids, labels=labels)
-        for handle in handles:
-            handle.remove()
-        if make != "hook behind":  # that one runs when the model is through
-            with pytest.raises(AttnExtError, match="no forward pass"):
-                probe.statistics()
-        try:
-            raise KeyError
-        except KeyError:
-            model(ids)
-    assert probe.statistics().counts["texts"] == len(probe.matrices(0)) == (6 if make == "hook behind" else 3)

@@ -10,18 +10,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import (
     BertForMaskedLM,
-    DistilBertForMaskedLM,
-    ElectraForMaskedLM,
     GPT2LMHeadModel,
-    GPTNeoXForCausalLM,
     LlamaForCausalLM,
-    MistralForCausalLM,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
     RobertaForMaskedLM,
     Trainer,
     TrainingArguments,
-    XLMRobertaForMaskedLM,
 )
 
 import hf_attn_ext as hax
@@ -33,21 +26,12 @@ from hf_attn_ext.training import (
     accept_neighbour_ids,
     butterfly_embeddings,
 )
+from tests.inference.families import MODELS, Tokens
 from tests.integration import tiny
 from tests.training import small_gpt
 
-MODELS = [
-    BertForMaskedLM, RobertaForMaskedLM, XLMRobertaForMaskedLM, DistilBertForMaskedLM, ElectraForMaskedLM,
-    GPT2LMHeadModel, GPTNeoXForCausalLM, LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, MistralForCausalLM,
-]  # fmt: skip
 FEW = [RobertaForMaskedLM, GPT2LMHeadModel, LlamaForCausalLM]
 TEXTS = [{"input_ids": [5, 6, 7, 8, 9, 10, 11]}, {"input_ids": [12, 13, 14, 15, 16], "attention_mask": [1] * 5}]
-
-
-class Tokens:
-    """What a collator asks of a tokenizer."""
-
-    pad_token_id, mask_token_id = 0, 39
 
 
 @pytest.fixture(autouse=True)
