@@ -17,10 +17,11 @@ OURS = "flexformer"
 
 @dataclasses.dataclass
 class Row:
-    """All seeds of one model: mean losses (nats a token), and the mean's distance from softmax on the same tokens."""
+    """All seeds of one model: their scores, and where their losses of every sequence are."""
 
     name: str
     runs: list[dict[str, Any]]
+    folder: Path
 
     @property
     def perplexities(self) -> np.ndarray:
@@ -37,6 +38,24 @@ class Row:
             return float(self.perplexities.std(ddof=1))
         return self.runs[0]["standard_errors"]["perplexity"]
 
+    def beyond(self, other: Row) -> tuple[float, float, list[float]]:
+        """Nats a token more than ``other`` has, on the same tokens, over the seeds that both have.
+
+        Returns:
+            The mean, its bootstrap standard error over sequences, and the difference of each seed.
+        """
+        from hf_attn_ext.training.metrics import difference_error
+
+        seeds = [run["seed"] for run in self.runs if run["seed"] in {run["seed"] for run in other.runs}]
+        pairs = [(self.losses(seed), other.losses(seed)) for seed in seeds]
+        each = [float(mine[:, 0].sum() / mine[:, 1].sum() - its[:, 0].sum() / its[:, 1].sum()) for mine, its in pairs]
+        mine, its = (np.sum(rows, axis=0) for rows in zip(*pairs, strict=True))
+        return float(np.mean(each)), difference_error(None, mine, its, "language_modeling", "loss"), each
+
+    def losses(self, seed: int) -> np.ndarray:
+        """(S, 2): the summed loss of every test sequence, and its tokens."""
+        return np.load(self.folder / self.name / f"seed-{seed}" / "losses.npy")
+
 
 def table(rows: list[Row], options: argparse.Namespace) -> list[str]:
     """The results as Markdown: softmax, the control, then the kernels from the best."""
@@ -44,7 +63,7 @@ def table(rows: list[Row], options: argparse.Namespace) -> list[str]:
     softmax, control = by_name["softmax"], by_name[control_name(options)]
     gap = control.loss - softmax.loss
     out = [
-        "| model | features | parameters | perplexity | against softmax | of the gap | seeds | minutes a run |",
+        "| model | features | parameters | perplexity | against softmax | nats beyond softmax | of the gap | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -56,18 +75,32 @@ def table(rows: list[Row], options: argparse.Namespace) -> list[str]:
             f"{first['parameters']:,}",
             f"{mean:.2f} ± {row.spread:.2f}",
             f"{mean / softmax.perplexities.mean() - 1:+.1%}",
+            "-" if row is softmax else "{:+.4f} ± {:.4f}".format(*row.beyond(softmax)[:2]),
             closed,
             str(len(row.runs)),
-            f"{np.mean([run['seconds'] for run in row.runs]) / 60:.1f}",
         ]
         out.append(f"| {' | '.join(cells)} |")
     out += [
         "",
         "Test addresses. ±: standard deviation over seeds, or for one seed the bootstrap standard error over sequences "
-        "(the runs share the text, so their differences are surer than that). The gap is that in loss between "
-        f"{control.name} and softmax: {gap:.3f} nats a token.",
+        "(the runs share the text, so their differences are surer than that). Nats beyond softmax: over the seeds of "
+        "both, ± the bootstrap standard error over sequences, on which both are measured. The gap is that in loss "
+        f"between {control.name} and softmax: {gap:.3f} nats a token.",
     ]
-    return out
+    return out + duel([row for row in rows if row not in (softmax, control)])
+
+
+def duel(kernels: list[Row]) -> list[str]:
+    """The best of our kernels beside the best of the others that has as many seeds, on the same tokens."""
+    most = max((len(row.runs) for row in kernels), default=0)
+    ranked = sorted((row for row in kernels if len(row.runs) == most), key=lambda row: row.loss)
+    best = next((row for row in ranked if row.name.startswith(OURS)), None)
+    other = next((row for row in ranked if not row.name.startswith(OURS)), None)
+    if best is None or other is None:
+        return []
+    mean, error, each = best.beyond(other)
+    seeds = ", ".join(f"{value:+.4f}" for value in each)
+    return ["", f"{best.name} beyond {other.name}: {mean:+.4f} ± {error:.4f} nats a token; by seed {seeds}."]
 
 
 def draw(rows: list[Row], options: argparse.Namespace, path: Path) -> None:
@@ -110,9 +143,9 @@ def report(
     from hf_attn_ext.training.results import versions
 
     names = list(dict.fromkeys(result["name"] for result in results))
-    rows = [Row(name, [result for result in results if result["name"] == name]) for name in names]
-    rows[2:] = sorted(rows[2:], key=lambda row: row.loss)
     out = Path(options.out)
+    rows = [Row(name, [result for result in results if result["name"] == name], out) for name in names]
+    rows[2:] = sorted(rows[2:], key=lambda row: row.loss)
     lines = table(rows, options)
     content = {"settings": settings, "corpus": str(corpus), "runs": results, "versions": versions()}
     write_json(out / "results.json", content)

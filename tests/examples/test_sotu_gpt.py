@@ -30,6 +30,13 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     folder = tmp_path / "runs" / "sotu"
     results = json.loads((folder / "results.json").read_text())
     runs = {(run["name"], run["seed"]): run for run in results["runs"]}
+
+    def beyond(name, other):
+        return [runs[name, seed]["scores"]["loss"] - runs[other, seed]["scores"]["loss"] for seed in (0, 1)]
+
+    assert f"| {sum(beyond('elu', 'softmax')) / 2:+.4f} ± " in printed
+    duel = re.search(r"flexformer_c beyond elu: .* by seed (.*), (.*)\.", printed).groups()
+    assert [float(x) for x in duel] == pytest.approx(beyond("flexformer_c", "elu"), abs=6e-5)
     assert len(runs) == 8 and len({run["scores"]["loss"] for run in runs.values()}) == 8
     assert (folder / "results.md").read_text() in printed and (folder / "results.png").stat().st_size > 1000
     sizes = [run["parameters"] for run in runs.values()]
