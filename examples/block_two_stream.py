@@ -38,60 +38,121 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 import numpy as np  # noqa: E402
 from assets import AssetError  # noqa: E402
 from mask_runs.options import check_numbers, check_sizes, claim, one_process, seeds_of, settings_of  # noqa: E402
+from mask_runs.rates import chosen_rate, rates_of  # noqa: E402
 
 from hf_attn_ext.errors import AttnExtError, suggest  # noqa: E402
 
 CHOSEN = ("attention", "blocks")  # which runs there are; everything else is a setting of them all
 SIZES: dict[str, dict[str, Any]] = {
-    "sotu": {"context": 128, "steps": 400, "batch_size": 8, "lr": 1e-3, "test_sequences": 256},
-    "mgm": {"context": 96, "steps": 80, "batch_size": 8, "lr": 2e-4, "test_sequences": 128},
+    "sotu": {"context": 128, "steps": 400, "batch_size": 8, "lr": "5e-4,1e-3,2e-3", "test_sequences": 256},
+    "mgm": {"context": 96, "steps": 80, "batch_size": 8, "lr": "2e-4,5e-4,1e-3", "test_sequences": 128},
 }
 
 
+def trained(
+    training: str,
+    seed: int,
+    steps: int,
+    lr: float,
+    folder: Path,
+    options: argparse.Namespace,
+    texts: Any,
+    here: Path,
+    accelerator: Any,
+) -> tuple[Any, Any, float]:
+    """The model of ``folder`` trained on, what made its batches, and its loss on the validation texts."""
+    from mask_runs.training import fit
+
+    model, collate = opened(training, folder, texts.tokenizer)
+    model, loss = fit(
+        training,
+        model.to(accelerator.device),
+        collate,
+        texts,
+        here,
+        accelerator,
+        steps=steps,
+        batch_size=options.batch_size,
+        lr=lr,
+        weight_decay=options.weight_decay,
+        seed=seed,
+    )
+    return model, collate, loss
+
+
+def opened(training: str, folder: Path, tokenizer: Any) -> tuple[Any, Any]:
+    """The model of ``folder`` under the mask of a training, and what makes its batches."""
+    from mask_runs.objectives import Blocks, NextToken
+    from mask_runs.start import open_model
+
+    import hf_attn_ext as hax
+
+    model = open_model(folder, tokenizer).eval()
+    if not block_of(training):
+        return model, NextToken(tokenizer)
+    hax.set_mask(model, "block_two_stream", block_size=block_of(training))
+    return model, Blocks(tokenizer, model)
+
+
+def block_of(training: str) -> int | None:
+    """The block size of ``block-4`` and the like."""
+    return int(training.removeprefix("block-")) if training.startswith("block-") else None
+
+
+def rate_of(
+    training: str, seed: int, folder: Path, options: argparse.Namespace, texts: Any, accelerator: Any
+) -> float | None:
+    """The learning rate of a training, chosen in shorter runs of one seed, whose own rate falls to the end too."""
+    if training == "start":
+        return None
+
+    def loss_at(lr: float, here: Path) -> float:
+        steps = max(1, round(options.steps * options.tune_share))
+        return trained(training, seed, steps, lr, folder, options, texts, here, accelerator)[2]
+
+    return chosen_rate(rates_of(options.lr), loss_at, Path(options.out) / "rates" / training)
+
+
 def run(
-    attention: str, training: str, seed: int, folder: Path, options: argparse.Namespace, texts: Any, accelerator: Any
+    attention: str,
+    training: str,
+    seed: int,
+    lr: float | None,
+    folder: Path,
+    options: argparse.Namespace,
+    texts: Any,
+    accelerator: Any,
 ) -> dict[str, Any]:
     """Train one model from ``folder`` and measure it; a finished run is read from its file.
 
     Args:
         attention: ``softmax``, or a kernel.
         training: ``start`` (none), ``next``, or ``block-4`` and the like.
+        lr: the learning rate; None for ``start``.
     """
     from mask_runs.generation import prompt_of, tokens_per_second, write_blocks, write_tokens
-    from mask_runs.objectives import Blocks, NextToken
-    from mask_runs.start import open_model
+    from mask_runs.objectives import NextToken
     from mask_runs.summary import mean_loss
-    from mask_runs.training import fit, tidy, token_losses
+    from mask_runs.training import tidy, token_losses
 
     import hf_attn_ext as hax
     from hf_attn_ext.files import written_beside
     from hf_attn_ext.training.files import new_folder, read_json, write_json
 
     here = Path(options.out) / attention / training / f"seed-{seed}"
-    claim(here, settings_of(options, CHOSEN))
+    claim(here, {**settings_of(options, CHOSEN), "rate": lr})
     if (here / "result.json").is_file():
         tidy(here)
         return read_json(here / "result.json")
-    tokenizer = texts.tokenizer
-    model = open_model(folder, tokenizer).to(accelerator.device).eval()
-    block = int(training.removeprefix("block-")) if training.startswith("block-") else None
-    if block:
-        hax.set_mask(model, "block_two_stream", block_size=block)
-    collate = Blocks(tokenizer, model) if block else NextToken(tokenizer)
-    result: dict[str, Any] = {"attention": attention, "training": training, "seed": seed, "block_size": block}
-    if training != "start":
-        model, result["validation"] = fit(
-            training,
-            model,
-            collate,
-            texts,
-            here,
-            accelerator,
-            steps=options.steps,
-            batch_size=options.batch_size,
-            lr=options.lr,
-            weight_decay=options.weight_decay,
-            seed=seed,
+    tokenizer, block = texts.tokenizer, block_of(training)
+    result: dict[str, Any] = {"attention": attention, "training": training, "seed": seed}
+    result |= {"block_size": block, "rate": lr}
+    if lr is None:
+        model, collate = opened(training, folder, tokenizer)
+        model.to(accelerator.device)
+    else:
+        model, collate, result["validation"] = trained(
+            training, seed, options.steps, lr, folder, options, texts, here, accelerator
         )
         with new_folder(here / "model") as target:
             model.save_pretrained(target)
@@ -131,7 +192,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=int, default=None, help="tokens of a sequence; default: 128, mgm 96")
     parser.add_argument("--steps", type=int, default=None, help="of every fine-tuning; default: 400, mgm 80")
     parser.add_argument("--batch-size", type=int, default=None, help="sequences of a step; default: 8")
-    parser.add_argument("--lr", type=float, default=None, help="of every fine-tuning; default: 1e-3, mgm 2e-4")
+    parser.add_argument(
+        "--lr", default=None, help="with commas; default: 5e-4,1e-3,2e-3, mgm 2e-4,5e-4,1e-3: the best by held-out loss"
+    )
+    parser.add_argument("--tune-share", type=float, default=0.5, help="of the steps, to choose the rate by")
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--num-features", type=int, default=32, help="of a kernel")
     parser.add_argument("--stage1-steps", type=int, default=100, help="of a kernel's maps, before fine-tuning")
@@ -187,6 +251,9 @@ def check(options: argparse.Namespace) -> tuple[list[str], list[int], list[int]]
             f"--prompt-tokens {options.prompt_tokens} and --new-tokens {options.new_tokens} are more than the "
             f"{options.context} tokens of --context"
         )
+    if options.tune_share > 1:
+        raise AttnExtError(f"--tune-share must be at most 1, got {options.tune_share}")
+    rates_of(options.lr)
     return attentions, blocks, seeds_of(options.seeds)
 
 
@@ -203,15 +270,20 @@ def main(arguments: list[str] | None = None) -> int:
         data, texts = texts_of(options)
         if int(texts.test.lengths.max()) < options.prompt_tokens:
             raise AttnExtError(f"no held-out text has the {options.prompt_tokens} tokens of --prompt-tokens")
-        results = []
+        trainings = ("start", "next", *(f"block-{size}" for size in blocks))
+        rates, results = {}, []
         for seed in seeds:
             stock = stock_folder(options, seed, texts, settings, accelerator)
+            for training in trainings:
+                if training not in rates:
+                    rates[training] = rate_of(training, seed, stock, options, texts, accelerator)
             for attention in attentions:
                 start = stock
                 if attention != "softmax":
                     start = converted_folder(options, attention, seed, stock, data)
-                for training in ("start", "next", *(f"block-{size}" for size in blocks)):
-                    result = run(attention, training, seed, start, options, texts, accelerator)
+                for training in trainings:
+                    lr = rates[training]
+                    result = run(attention, training, seed, lr, start, options, texts, accelerator)
                     loss = result["as_trained"]["loss"]
                     print(f"[blocks] {attention} {training} seed {seed}: {loss:.3f}", file=sys.stderr, flush=True)
                     results.append(result)

@@ -39,6 +39,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 import numpy as np  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
 from mask_runs.options import check_numbers, check_sizes, claim, one_process, seeds_of, settings_of  # noqa: E402
+from mask_runs.rates import chosen_rate, rates_of  # noqa: E402
 
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
 
@@ -82,7 +83,7 @@ def objective(training: str, model: Any, options: argparse.Namespace, tokenizer:
     return BothSides(tokenizer, model) if training == "butterfly" else Masked(tokenizer, model, options.share, seed)
 
 
-def plan(options: argparse.Namespace, texts: Any) -> dict[str, dict[str, int]]:
+def plan(options: argparse.Namespace, texts: Any) -> dict[str, dict[str, Any]]:
     """For every training its steps, and what a step has: operations, and predicted tokens (for MLM, of one draw)."""
     from mask_runs.operations import step_operations
 
@@ -97,15 +98,55 @@ def plan(options: argparse.Namespace, texts: Any) -> dict[str, dict[str, int]]:
     return {name: {"steps": steps[name], **counted[name.removesuffix("-compute")]} for name in TRAININGS}
 
 
+def trained(
+    training: str,
+    seed: int,
+    steps: int,
+    lr: float,
+    options: argparse.Namespace,
+    texts: Any,
+    here: Path,
+    accelerator: Any,
+) -> tuple[Any, float]:
+    """A model trained from scratch, and its loss on the validation texts."""
+    from mask_runs.training import fit
+
+    model = build_model(training, options, texts.tokenizer, seed)
+    return fit(
+        training,
+        model,
+        objective(training, model, options, texts.tokenizer),
+        texts,
+        here,
+        accelerator,
+        steps=steps,
+        batch_size=options.batch_size,
+        lr=lr,
+        weight_decay=options.weight_decay,
+        seed=seed,
+        evaluated=objective(training, model, options, texts.tokenizer, seed=0),
+    )
+
+
+def rate_of(training: str, seed: int, options: argparse.Namespace, texts: Any, steps: int, accelerator: Any) -> float:
+    """The learning rate of a training, chosen in shorter runs of one seed, whose own rate falls to the end too."""
+    short = max(1, round(steps * options.tune_share))
+
+    def loss_at(lr: float, here: Path) -> float:
+        return trained(training, seed, short, lr, options, texts, here, accelerator)[1]
+
+    return chosen_rate(rates_of(options.lr), loss_at, Path(options.out) / training / "rates")
+
+
 def run(
-    training: str, seed: int, options: argparse.Namespace, texts: Any, planned: dict[str, int], accelerator: Any
+    training: str, seed: int, options: argparse.Namespace, texts: Any, planned: dict[str, Any], accelerator: Any
 ) -> dict[str, Any]:
     """Train one model and score the held-out texts; a finished run is read from its file."""
     import torch
     from mask_runs.scoring import cloze_passes, masked_passes, timed
     from mask_runs.summary import mean_loss
     from mask_runs.texts import matrix
-    from mask_runs.training import fit, tidy
+    from mask_runs.training import tidy
 
     from hf_attn_ext.files import written_beside
     from hf_attn_ext.inference import butterfly_score
@@ -117,21 +158,9 @@ def run(
         tidy(here)
         return read_json(here / "result.json")
     tokenizer = texts.tokenizer
-    model = build_model(training, options, tokenizer, seed)
     result: dict[str, Any] = {"training": training, "seed": seed, **planned}
-    model, result["validation"] = fit(
-        training,
-        model,
-        objective(training, model, options, tokenizer),
-        texts,
-        here,
-        accelerator,
-        steps=planned["steps"],
-        batch_size=options.batch_size,
-        lr=options.lr,
-        weight_decay=options.weight_decay,
-        seed=seed,
-        evaluated=objective(training, model, options, tokenizer, seed=0),
+    model, result["validation"] = trained(
+        training, seed, planned["steps"], planned["rate"], options, texts, here, accelerator
     )
     with new_folder(here / "model") as target:
         model.save_pretrained(target)
@@ -181,7 +210,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=3000, help="of butterfly, and of mlm; mlm-compute has more")
     parser.add_argument("--batch-size", type=int, default=8, help="pieces of a step")
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", default="1e-3,2e-3,4e-3", help="with commas: the best by held-out loss is taken")
+    parser.add_argument("--tune-share", type=float, default=0.25, help="of the steps, to choose the rate by")
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--validation-sequences", type=int, default=128, help="they choose the checkpoint")
     parser.add_argument("--test-sequences", type=int, default=128)
@@ -200,6 +230,9 @@ def check(options: argparse.Namespace) -> list[int]:
         raise AttnExtError("--context 1 leaves nothing to predict a token from; give at least 2")
     if options.share >= 1:
         raise AttnExtError(f"--share must be below 1, got {options.share}")
+    if options.tune_share > 1:
+        raise AttnExtError(f"--tune-share must be at most 1, got {options.tune_share}")
+    rates_of(options.lr)
     return seeds_of(options.seeds)
 
 
@@ -213,6 +246,9 @@ def main(arguments: list[str] | None = None) -> int:
         claim(Path(options.out), settings_of(options, ()))
         texts = texts_of(options)
         planned = plan(options, texts)
+        for training in TRAININGS:
+            rate = rate_of(training, seeds[0], options, texts, planned[training]["steps"], accelerator)
+            planned[training]["rate"] = rate
         results = []
         for seed in seeds:
             for training in TRAININGS:

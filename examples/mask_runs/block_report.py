@@ -12,7 +12,7 @@ from .summary import COLORS, emphasised, markdown, mean_loss, over_seeds, shown,
 from .texts import unigram_losses
 
 TITLES = {"start": "before fine-tuning", "next": "next token"}
-HEAD = ["attention", "trained for", "nats a token, as trained", "of a block's first token", "next token, nats"]
+HEAD = ["attention", "trained for", "rate", "nats a token, as trained", "of a block's first token", "next token, nats"]
 HEAD += ["tokens a second", "against generate()", "seeds"]
 
 
@@ -23,11 +23,12 @@ def report(results: list[dict[str, Any]], options: argparse.Namespace, settings:
     unigram = mean_loss(control)
     groups = grouped(results)
     legend = (
-        f"Held-out text ({options.model}), {options.steps} steps of {options.batch_size} sequences each. ±: standard "
-        "deviation over seeds, or for one seed the bootstrap standard error over sequences (the runs share the text, "
-        "so their differences are surer than that). The loss of blocks is over all tokens of a block, of which only "
-        "the first is predicted from all that came before. Tokens a second: one text, by the clock, the fastest of "
-        f"{options.repeats}; `block_generate`, or `generate()` with its cache."
+        f"Held-out text ({options.model}), {options.steps} steps of {options.batch_size} sequences each. "
+        f"Rate: the best of {options.lr} for softmax on validation texts, after {options.tune_share:.0%} of the steps. "
+        "±: standard deviation over seeds, or for one seed the bootstrap standard error over sequences (the runs share "
+        "the text, so their differences are surer than that). The loss of blocks is over all tokens of a block, of "
+        "which only the first is predicted from all that came before. Tokens a second: one text, by the clock, the "
+        f"fastest of {options.repeats}; `block_generate`, or `generate()` with its cache."
     )
     write_report(
         Path(options.out),
@@ -65,6 +66,7 @@ def table(groups: dict[tuple[str, str], list[dict[str, Any]]], unigram: dict[str
             [
                 emphasised(attention),
                 TITLES.get(training) or f"blocks of {size}",
+                "-" if first["rate"] is None else f"{first['rate']:g}",
                 shown(losses_of(runs, "as_trained"), first["as_trained"]["standard_error"]),
                 "-" if size is None or None in places else f"{np.mean(places):.3f}",
                 shown(losses_of(runs, "next_token"), first["next_token"]["standard_error"]),
@@ -74,7 +76,7 @@ def table(groups: dict[tuple[str, str], list[dict[str, Any]]], unigram: dict[str
             ]
         )
     loss = shown([unigram["loss"]], unigram["standard_error"])
-    rows.append(["unigram (control)", "-", loss, "-", loss, "-", "-", "-"])
+    rows.append(["unigram (control)", "-", "-", loss, "-", loss, "-", "-", "-"])
     return markdown(HEAD, rows)
 
 

@@ -18,7 +18,7 @@ TITLES = {
     "mlm": "masked, equal steps",
     "mlm-compute": "masked, equal operations",
 }
-HEAD = ["training", "steps", "operations", "predicted tokens", "pseudo-perplexity", "nats a token", "scored in"]
+HEAD = ["training", "rate", "steps", "operations", "predicted tokens", "pseudo-perplexity", "nats a token", "scored in"]
 HEAD += ["seconds a text", "seeds"]
 
 
@@ -66,6 +66,7 @@ def table(groups: dict[str, list[dict[str, Any]]], unigram: dict[str, Any], toke
         rows.append(
             [
                 TITLES[name],
+                f"{first['rate']:g}",
                 f"{first['steps']:,}",
                 f"{first['operations'] * first['steps']:.2e}",
                 f"{labels:,}" if name == "butterfly" else f"about {labels:,}",
@@ -77,14 +78,15 @@ def table(groups: dict[str, list[dict[str, Any]]], unigram: dict[str, Any], toke
             ]
         )
     loss, error = [unigram["loss"]], unigram["standard_error"]
-    rows.append(["unigram (control)", "-", "-", "-", perplexity_shown(loss, error), shown(loss, error), "-", "-", "-"])
+    rows.append(["unigram (control)", *4 * "-", perplexity_shown(loss, error), shown(loss, error), "-", "-", "-"])
     return markdown(HEAD, rows)
 
 
 def legend(compared: dict[str, Any], groups: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> list[str]:
     few = groups["butterfly"][0]["passes"]["texts"]
     lines = [
-        f"Held-out pieces of {options.context} tokens; batches of {options.batch_size}. ±: standard deviation over "
+        f"Held-out pieces of {options.context} tokens; batches of {options.batch_size}. Rate: the best of "
+        f"{options.lr} on validation texts, after {options.tune_share:.0%} of the steps. ±: standard deviation over "
         "seeds, or for one seed the bootstrap standard error over pieces (the runs share the text, so their "
         "differences are surer than that). Operations: matrix products of training, forward and backward, counted. "
         "Seconds: processor time of scoring, all cores; of the clock on a GPU.",

@@ -23,6 +23,7 @@ from tests.integration import tiny
 TINY = ["--layers", "1", "--heads", "2", "--hidden", "16", "--context", "16", "--vocabulary", "300", "--steps", "4"]
 TINY += ["--batch-size", "4", "--pretrain-steps", "2", "--stage1-steps", "2", "--num-features", "4", "--repeats", "1"]
 TINY += ["--validation-sequences", "4", "--test-sequences", "6", "--prompt-tokens", "4", "--new-tokens", "6"]
+TINY += ["--lr", "1e-3,1e-2"]
 
 
 def runs_of(folder):
@@ -42,6 +43,7 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     folder = tmp_path / "runs" / "blocks"
     results = json.loads((folder / "results.json").read_text())
     runs = {(run["attention"], run["training"]): run for run in results["runs"]}
+    assert runs["softmax", "start"]["rate"] is None and runs["flexformer_c", "next"]["rate"] == 0.01
     assert len(runs) == 8 and len({run["as_trained"]["loss"] for run in runs.values()}) == 8
     assert len({run["as_trained"]["tokens"] for run in [*runs.values(), {"as_trained": results["unigram"]}]}) == 1
     for (_, training), run in runs.items():
@@ -78,16 +80,16 @@ def test_a_stopped_run_goes_on(tiny_texts, tmp_path, monkeypatch):
 
     def stopping(*arguments):
         done.append(1)
-        if len(done) in (2, 10):  # in pretraining, and in the third step of block training
+        if len(done) in (2, 6, 19):  # in pretraining, while a rate is chosen, in the third step of block training
             raise KeyboardInterrupt
         return step(*arguments)
 
     monkeypatch.setattr(loop, "_one_step", stopping)
-    for _ in range(2):
+    for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             block_two_stream.main([*few, "--out", "parts"])
     assert block_two_stream.main([*few, "--out", "parts"]) == 0
-    assert len(done) == 2 + 4 + 4 + 2  # every step once, and the two that were stopped
+    assert len(done) == 2 + 2 * 2 * 2 + 4 + 4 + 3  # every step once, and the three that were stopped
     assert runs_of(tmp_path / "parts") == runs_of(tmp_path / "whole")
 
 
@@ -171,7 +173,8 @@ def test_places_of_a_block():
         (["--seeds", "1,1"], "--seeds names 1 twice"),
         (["--hidden", "15"], "--hidden 15"),
         (["--steps", "0"], "--steps must be at least 1, got 0"),
-        (["--lr", "nan"], "--lr must be a number above 0, got nan"),
+        (["--lr", "nan"], "--lr takes numbers above 0 with commas, got 'nan'"),
+        (["--tune-share", "2"], "--tune-share must be at most 1, got 2.0"),
         (["--vocabulary", "256"], "--vocabulary 256"),
         (["--new-tokens", "16"], "more than the 16 tokens of --context"),
     ],

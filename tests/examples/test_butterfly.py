@@ -1,6 +1,7 @@
 """Butterfly beside masked language modelling, at small size: the whole run, resuming, and what its scores are."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hf_attn_ext.training.encoding import EncodedSplit
 
 TINY = ["--layers", "1", "--heads", "2", "--hidden", "16", "--context", "8", "--vocabulary", "300", "--steps", "4"]
 TINY += ["--batch-size", "4", "--validation-sequences", "4", "--test-sequences", "6", "--compared-texts", "3"]
+TINY += ["--lr", "1e-3,1e-2"]
 
 
 def runs_of(folder):
@@ -34,10 +36,18 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     assert butterfly.main(arguments) == 0
     printed = capsys.readouterr().out
     for row in ("| butterfly | 4 |", "| masked, equal steps | 4 |", "| unigram (control) |", "versions: python"):
-        assert row in printed
+        assert row in re.sub(r"\| 0\.01 ", "", printed)  # the rate that four steps learn more by
     folder = tmp_path / "runs" / "butterfly"
     results = json.loads((folder / "results.json").read_text())
     runs = {(run["training"], run["seed"]): run for run in results["runs"]}
+    for training in butterfly.TRAININGS:
+        tried = {
+            lr: json.loads((folder / training / "rates" / f"lr-{lr}" / "result.json").read_text())
+            for lr in (0.001, 0.01)
+        }
+        assert (
+            min(tried, key=lambda lr: tried[lr]["validation"]) == runs[training, 1]["rate"] == runs[training, 0]["rate"]
+        )
     assert len(runs) == 6 and len({run["pseudo"]["loss"] for run in runs.values()}) == 6
     assert {run["pseudo"]["tokens"] for run in runs.values()} == {48} == {results["unigram"]["tokens"]}
     ours, equal, more = (runs[name, 0] for name in butterfly.TRAININGS)
@@ -66,7 +76,7 @@ def test_a_stopped_run_goes_on(tiny_texts, tmp_path, monkeypatch):
 
     def stopping(*arguments):
         done.append(1)
-        if len(done) in (3, 8):  # in the third step of butterfly, and of masked language modelling
+        if len(done) in (8, 20):  # while a rate is chosen, and in the third step of masked language modelling
             raise KeyboardInterrupt
         return step(*arguments)
 
@@ -76,7 +86,8 @@ def test_a_stopped_run_goes_on(tiny_texts, tmp_path, monkeypatch):
             butterfly.main([*TINY, "--out", "parts"])
     assert butterfly.main([*TINY, "--out", "parts"]) == 0
     runs = runs_of(tmp_path / "parts")
-    assert len(done) == 2 + sum(run["steps"] for run in runs)  # every step once, and the two that were stopped
+    # every step once, two rates that are tried for a quarter of them, and the two that were stopped
+    assert len(done) == 2 + 1.5 * sum(run["steps"] for run in runs)
     assert runs == runs_of(tmp_path / "whole")
 
 
@@ -168,6 +179,9 @@ def test_operations_count_every_product():
         (["--context", "1"], "--context 1"),
         (["--share", "1"], "--share must be below 1, got 1.0"),
         (["--share", "0"], "--share must be a number above 0"),
+        (["--lr", "1e-3,nan"], "--lr takes numbers above 0 with commas, got 'nan'"),
+        (["--lr", "1e-3,0.001"], "--lr names 0.001 twice"),
+        (["--tune-share", "2"], "--tune-share must be at most 1, got 2.0"),
         (["--steps", "-1"], "--steps must be at least 1, got -1"),
         (["--context", "4000"], "no text in 'train' is long enough"),
     ],

@@ -1,0 +1,45 @@
+"""The learning rate of each training: the best of several by held-out loss, in shorter runs of the first seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from hf_attn_ext.errors import AttnExtError
+
+
+def rates_of(text: str) -> list[float]:
+    """Read ``--lr``: numbers above 0 with commas."""
+    rates = []
+    for part in text.split(","):
+        try:
+            rate = float(part)
+        except ValueError:
+            rate = math.nan
+        if not 0 < rate < math.inf:
+            raise AttnExtError(f"--lr takes numbers above 0 with commas, got {part!r}")
+        if rate in rates:
+            raise AttnExtError(f"--lr names {part} twice")
+        rates.append(rate)
+    return rates
+
+
+def chosen_rate(rates: list[float], loss_at: Callable[[float, Path], float], folder: Path) -> float:
+    """The rate of the lowest ``loss_at(rate, folder of its run)``; finished runs are read, a single rate needs none."""
+    from hf_attn_ext.training.files import read_json, write_json
+
+    from .training import tidy
+
+    if len(rates) == 1:
+        return rates[0]
+    losses = {}
+    for rate in rates:
+        here = folder / f"lr-{rate:g}"
+        done = here / "result.json"
+        if not done.is_file():
+            loss = loss_at(rate, here)
+            write_json(done, {"lr": rate, "validation": loss})
+        tidy(here)
+        losses[rate] = read_json(done)["validation"]
+    return min(losses, key=lambda rate: losses[rate])
