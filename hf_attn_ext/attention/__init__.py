@@ -9,6 +9,7 @@ from .forms import (
     causal_attention,
     linear_attention,
     naive_attention,
+    two_stream_attention,
 )
 from .registry import list_kernels, make_feature_map, register_kernel
 from .statistics import QKStatistics
@@ -31,4 +32,5 @@ __all__ = [
     "naive_attention",
     "plain_forms",
     "register_kernel",
+    "two_stream_attention",
 ]

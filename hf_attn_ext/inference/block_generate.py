@@ -61,7 +61,8 @@ def block_generate(
     block, that block is predicted from its border, as in training: the prompt's tokens in it are kept, but the rest of
     the block does not see them. Prompts whose length is a multiple, or ``starts="every"``, have no such seam.
 
-    Decoders cache the keys of the text; encoders, and models with linear layers, compute it anew in every pass.
+    Decoders cache the text: keys and values, or in linear layers a state of constant size, so that a pass computes the
+    tokens since the pass before and the block. Encoders compute the text anew in every pass.
 
     Args:
         model: a language model with the mask ``block_two_stream`` in every layer (:func:`hf_attn_ext.set_mask`).
@@ -77,7 +78,7 @@ def block_generate(
         pad_token_id: what fills up; default: the configuration's or the tokenizer's, else 0.
         streamer: as ``generate()`` takes it, for one text: gets the prompt, then every block.
         stopping_criteria: as ``generate()`` takes them: called after every block with each text (1, tokens) by itself.
-        use_cache: None: where the model can.
+        use_cache: None: where the model can; False: compute the text anew in every pass.
         return_logits: return a :class:`BlockOutput`.
 
     Returns:

@@ -1,11 +1,13 @@
 """One forward pass of block generation: the text since the last pass, then a block of mask tokens.
 
 What each position sees is what its position in training sees (:func:`hf_attn_ext.hasse.masks.block_two_stream`), so the
-logits are those of training. Clean tokens stay in the cache; mask tokens leave it again.
+logits are those of training. Clean tokens stay in the cache, as keys and values or in the state of a linear layer; mask
+tokens leave it again, or never enter it.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -15,9 +17,9 @@ from transformers import DynamicCache
 
 from ..errors import AttnExtError
 from ..hasse import MaskSpec
-from ..integration import converted_layers
+from ..integration import LinearCache, converted_layers, is_converted
 from ..integration.families import attention_modules, cache_argument, is_causal
-from ..integration.mask_call import given_mask
+from ..integration.mask_call import Streams, given_mask
 from ..integration.masks import active_mask
 from ..integration.positions import position_table
 
@@ -26,9 +28,9 @@ class BlockPasses:
     """The passes of one generation.
 
     Args:
-        model: every layer under one ``block_two_stream`` mask; linear layers run in its order, without a cache.
+        model: every layer under one ``block_two_stream`` mask; linear layers run in its order.
         mask_id: the id of the mask token.
-        use_cache: keep keys and values of clean tokens; None: where the model can.
+        use_cache: keep keys and values, or states, of clean tokens; None: where every layer is a decoder's.
 
     Raises:
         AttnExtError: another mask, or a cache asked of a model that has none.
@@ -44,10 +46,12 @@ class BlockPasses:
         self.limit, self.first = (None, 0) if table is None else table
         parameters = inspect.signature(model.forward).parameters
         name = cache_argument(parameters)
-        able = name is not None and not converted_layers(model)
-        able = able and all(is_causal(module) for _, module in attention_modules(model))
+        modules, linear, self.converted = attention_modules(model), converted_layers(model), is_converted(model)
+        able = name is not None and all(is_causal(module) for _, module in modules)
+        able = able and (self.converted or not linear)  # maps attached on first use come without a cache
         if use_cache and not able:
-            raise AttnExtError(f"{type(model).__name__} has no cache of keys for every layer; leave use_cache out")
+            raise AttnExtError(f"{type(model).__name__} has no cache for every layer; leave use_cache out")
+        self.keeps_keys = len(linear) < len(modules)
         self.cache_name = name if able and use_cache is not False else None
         self.keeps_logits = "logits_to_keep" in parameters
         self.cache: Any = None
@@ -68,41 +72,47 @@ class BlockPasses:
             Logits (B, block_size, V).
         """
         batch, device = len(text), text.device
-        done = None if self.known is None else start - self.size
+        done = None if self.cache is None else start - self.size
         width = int(start.max()) if done is None else self.size
         clean_at = torch.arange(width, device=device).expand(batch, -1) + (0 if done is None else done[:, None])
-        clean_real = clean_at < start[:, None]
+        # a text that has ended runs on beside the others
+        clean_real = clean_at < (start if self.limit is None else start.clamp_max(self.limit))[:, None]
         masks_at = start[:, None] + torch.arange(self.size, device=device)
         masks_real = torch.ones_like(masks_at, dtype=torch.bool) if self.limit is None else masks_at < self.limit
-        old_at, old_real = clean_at[:, :0], clean_real[:, :0]
-        if self.known is not None:
-            old_at, old_real = self.known
+        old_at, old_real = self.known or (clean_at[:, :0], clean_real[:, :0])
         keys_at = torch.cat([old_at, clean_at], 1)
         keys_real = torch.cat([old_real, clean_real], 1)
-        mask = self._mask(clean_at, keys_at, keys_real, start, masks_real)
         clean = text.gather(1, clean_at.clamp_max(text.shape[1] - 1)) if width else text[:, :0]
         ids = torch.cat([clean, clean.new_full((batch, self.size), self.mask_id)], 1)
         positions = torch.cat([clean_at, masks_at], 1)
         if self.limit is not None:
             positions = positions.clamp_max(self.limit - 1)
-        inputs: dict[str, Any] = {
-            "input_ids": ids,
-            "position_ids": positions + self.first,
-            "attention_mask": torch.ones(batch, mask.shape[2], dtype=torch.int64, device=device),
-        }
+        inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions + self.first}
+        streams, seen = None, 0
         if self.keeps_logits:
             inputs["logits_to_keep"] = self.size
         if self.cache_name is not None:
             if self.cache is None:
-                self.cache = DynamicCache(config=self.model.config)
+                self.cache = (LinearCache if self.converted else DynamicCache)(config=self.model.config)
+            seen = self.cache.get_seq_length()
+            streams = Streams(clean_real, masks_real, self.size if self.whole_blocks else 1)
             inputs |= {self.cache_name: self.cache, "use_cache": True}
         elif any(is_causal(module) for _, module in attention_modules(self.model)):
             inputs["use_cache"] = False
-        with given_mask(mask, positions):
+        # all ones: padding is in the mask, but without them the host would take positions for packed texts
+        inputs["attention_mask"] = torch.ones(batch, seen + ids.shape[1], dtype=torch.int64, device=device)
+        mask = functools.partial(self._mask, clean_at, keys_at, keys_real, start, masks_real)
+        with given_mask(mask, positions, streams):
             logits = self.model(**inputs).logits[:, -self.size :]
         if self.cache_name is not None:
+            if self.cache.get_seq_length() != seen + ids.shape[1]:
+                raise AttnExtError(
+                    f"{type(self.model).__name__} left the cache out, as gradient checkpointing does in training; call "
+                    "model.eval(), or pass use_cache=False"
+                )
             self.cache.crop(-self.size)
-            self.known = keys_at, keys_real
+            if self.keeps_keys:
+                self.known = keys_at, keys_real
         return logits
 
     def _mask(self, clean_at: Tensor, keys_at: Tensor, keys_real: Tensor, start: Tensor, masks_real: Tensor) -> Tensor:

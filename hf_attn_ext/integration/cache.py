@@ -30,6 +30,8 @@ class KernelStateLayer(CacheLayerMixin):
         state: the sums over all tokens so far, or None before the first.
         seen: tokens that are in the state, padding included.
         incoming: tokens of the call that is going on.
+        passing: tokens of the last call that read the state and are not in it; they count as seen until they are
+            cropped.
         maps: the layer's feature map, folded once for a whole generation.
     """
 
@@ -38,7 +40,7 @@ class KernelStateLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.state: AttentionState | None = None
-        self.seen = self.incoming = 0
+        self.seen = self.incoming = self.passing = 0
         self.maps = BoundMaps()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -48,6 +50,8 @@ class KernelStateLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, kwargs: dict[str, Any] | None = None, **other: Any
     ) -> tuple[Tensor, Tensor]:
         """Return the new tokens alone; the attention function adds them to the state, see :meth:`commit`."""
+        if self.passing:
+            raise AttnExtError(f"the last {self.passing} tokens are not in the state; call crop(-{self.passing}) first")
         self.lazy_initialization(key_states, value_states)
         self.incoming = key_states.shape[-2]
         if kwargs is None:
@@ -57,9 +61,11 @@ class KernelStateLayer(CacheLayerMixin):
             kwargs[CHANNEL] = self
         return key_states, value_states
 
-    def commit(self, state: AttentionState) -> None:
-        """Take the state with the incoming tokens. A call that fails before leaves all as it was."""
-        self.state, self.seen, self.incoming = state, self.seen + self.incoming, 0
+    def commit(self, state: AttentionState | None, passing: int = 0) -> None:
+        """Take the state with the incoming tokens, but for the last ``passing``, which only read it. A call that fails
+        before leaves all as it was.
+        """
+        self.state, self.seen, self.incoming, self.passing = state, self.seen + self.incoming, 0, passing
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.seen + query_length, 0
@@ -77,7 +83,8 @@ class KernelStateLayer(CacheLayerMixin):
         """Nothing: see :meth:`offload`."""
 
     def reset(self) -> None:
-        self.state, self.seen, self.incoming, self.is_initialized = None, 0, 0, False
+        self.state, self.is_initialized = None, False
+        self.seen = self.incoming = self.passing = 0
         self.maps = BoundMaps()
 
     def reorder_cache(self, beam_idx: LongTensor) -> None:
@@ -92,7 +99,10 @@ class KernelStateLayer(CacheLayerMixin):
             self.state = self.state.map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove:
+        """Forget the tokens that only passed; there is no other way back."""
+        if tokens_to_remove and tokens_to_remove == -self.passing:
+            self.seen, self.passing = self.seen - self.passing, 0
+        elif tokens_to_remove:
             raise AttnExtError(
                 f"a linear layer's state cannot be cropped by {tokens_to_remove} tokens: it holds sums, not tokens. "
                 "Assisted decoding and prompt lookup need that; decode without them"

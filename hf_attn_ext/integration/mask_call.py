@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,17 +29,37 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 PACKED = "packed_sequence_mask_function"
-_GIVEN: contextvars.ContextVar[tuple[Tensor, Tensor] | None] = contextvars.ContextVar("given_mask", default=None)
+
+
+class Streams(NamedTuple):
+    """A pass as linear layers that keep a state take it, see :func:`hf_attn_ext.attention.two_stream_attention`.
+
+    Attributes:
+        clean: (B, n) bool, the clean tokens, which enter the state; True = real.
+        block: (B, l) bool, the mask tokens behind them, which don't.
+        group: clean tokens that see each other whole; 1: in order.
+    """
+
+    clean: Tensor
+    block: Tensor
+    group: int
+
+
+_NONE = None, None, None
+_GIVEN: contextvars.ContextVar[tuple] = contextvars.ContextVar("given_mask", default=_NONE)
 
 
 @contextlib.contextmanager
-def given_mask(mask: Tensor, position_ids: Tensor) -> Iterator[None]:
+def given_mask(
+    mask: Tensor | Callable[[], Tensor], position_ids: Tensor, streams: Streams | None = None
+) -> Iterator[None]:
     """Let the forward passes inside use ``mask``, bool (B, Nq, Nk), where the model's own masks would be used.
 
     For inference under a mask that was made for training: the pass has other positions, but sees what they would see.
-    Padding is in it already. ``position_ids`` (B, Nq) are those of the mask, from 0.
+    Padding is in it already. ``position_ids`` (B, Nq) are those of the mask, from 0. A function makes the mask when a
+    layer asks for it. With ``streams``, which says the same of a pass with a cache, linear layers continue their state.
     """
-    token = _GIVEN.set((mask, position_ids))
+    token = _GIVEN.set((mask, position_ids, streams))
     try:
         yield
     finally:
@@ -75,13 +96,18 @@ class MaskCall:
         self.kv_length, self.kv_offset = int(kv_length), int(kv_offset)
         self.stop = self.q_offset + self.q_length
         self.padding = None if padding is None or bool(padding.all()) else _widened(padding, self.kv_length)
-        self.given, self.given_positions = _GIVEN.get() or (None, None)
+        self._given, self.given_positions, self.streams = _GIVEN.get()
         self._numbers: dict[int, int] = {}
         self._built: dict[Any, Any] = {}
 
     def contiguous(self) -> MaskCall:
         """Itself; transformers 5.20 asks that of a mask that it made before it calls the model."""
         return self
+
+    @functools.cached_property
+    def given(self) -> Tensor | None:
+        """The mask of :func:`given_mask`."""
+        return self._given() if callable(self._given) else self._given
 
     @torch.compiler.disable
     def layer(self, module: nn.Module) -> Recipe | tuple[Recipe, ...] | None:

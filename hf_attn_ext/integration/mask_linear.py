@@ -16,7 +16,8 @@ from .mask_settings import Recipe
 def order_of(
     call: MaskCall, module: nn.Module, causal: bool, key: Tensor, layer: KernelStateLayer | None
 ) -> tuple[bool, MaskSpec | list[MaskSpec] | None, Tensor | None]:
-    """What a mask is to a linear layer: whether it is causal, else its order; and the padding mask.
+    """What a mask is to a linear layer: whether it is causal, else its order; and the padding mask. Causal, without
+    padding, where the call's streams say it all.
 
     Raises:
         AttnExtError: a cache, and an order that is not the causal one.
@@ -26,6 +27,8 @@ def order_of(
     if mask is None:
         return causal, None, padding
     check_linear_mask(mask, getattr(module, "layer_idx", 0))
+    if layer is not None and call.streams is not None:
+        return True, None, None
     given = call.given is not None
     kind = "other" if given or (mask.fixed and call.q_offset) else mask.kind(call.stop)
     if layer is not None and kind == "full" and call.stop == 1:

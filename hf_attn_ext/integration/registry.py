@@ -19,7 +19,7 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_utils import AttentionInterface
 
-from ..attention import FeatureMap, attention_weights, causal_attention, linear_attention
+from ..attention import FeatureMap, attention_weights, causal_attention, linear_attention, two_stream_attention
 from ..errors import AttnExtError
 from ..hasse import MaskSpec
 from .cache import KernelStateLayer, state_layer
@@ -130,13 +130,14 @@ def flexformer_attention(
         feature_map = attach_on_first_use(module, query)
     need_weights = wants_weights(module, kwargs)
     layer = state_layer(key, kwargs)
-    order = None
+    order = streams = None
     if isinstance(attention_mask, MaskCall):
         if feature_map is None:
             return hasse_attention(
                 module, query, key, value, attention_mask, scaling, dropout, is_causal=is_causal, **kwargs
             )
         check_inputs(kwargs)
+        streams = None if layer is None else attention_mask.streams
         causal, order, attention_mask = order_of(attention_mask, module, causal, key, layer)
     if feature_map is None:
         return softmax_attention(
@@ -154,7 +155,7 @@ def flexformer_attention(
             "to a linear layer, which keeps a state; use hf_attn_ext.LinearCache, after hf_attn_ext.convert(model)"
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    continued = layer is not None and layer.state is not None
+    continued = streams is not None or (layer is not None and layer.state is not None)
     stream = getattr(module, STREAM, None)
     if stream is not None and order is not None:
         raise AttnExtError(
@@ -172,7 +173,12 @@ def flexformer_attention(
         stream(query, key, value, mask, scaling, output.transpose(1, 2), causal)
         return output, weights
     key, value = heads
-    if layer is not None:
+    if streams is not None:
+        output, state = two_stream_attention(
+            query, key, value, feature_map, layer.state, *streams, scaling, dropout, layer.maps
+        )
+        layer.commit(state, passing=streams.block.shape[1])
+    elif layer is not None:
         output, state = causal_attention(
             query, key, value, feature_map, layer.state, mask, scaling, dropout, layer.maps
         )

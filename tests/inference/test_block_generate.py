@@ -230,6 +230,16 @@ def test_the_table_of_positions_ends_in_a_short_block():
     torch.testing.assert_close(made.logits[-1][0, :5], expected, rtol=1e-9, atol=1e-9)
 
 
+def checkpointing(model):
+    model.train().gradient_checkpointing_enable()
+    return model
+
+
+def showing(model):
+    model.config.output_attentions = True
+    return model
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
@@ -246,8 +256,10 @@ def test_the_table_of_positions_ends_in_a_short_block():
         (lambda m, ids: generate(m, ids[0]), "input_ids must be whole numbers"),
         (lambda m, ids: generate(m, ids, ids[:, :2]), "attention_mask is"),
         (lambda m, ids: generate(m, ids.repeat(2, 1), streamer=Heard()), "a streamer takes one text, got 2"),
-        (lambda m, ids: generate(model_of(BertForMaskedLM), ids, use_cache=True), "has no cache of keys for"),
-        (lambda m, ids: generate(hax.convert(m, tiny.KERNEL), ids, use_cache=True), "no cache of keys for every layer"),
+        (lambda m, ids: generate(model_of(BertForMaskedLM), ids, use_cache=True), "has no cache for every layer"),
+        (lambda m, ids: generate(checkpointing(m), ids), "left the cache out.*model.eval"),
+        (lambda m, ids: generate(checkpointing(hax.convert(m, tiny.KERNEL)), ids), "left the cache out.*model.eval"),
+        (lambda m, ids: generate(showing(hax.convert(m, tiny.KERNEL)), ids), "attention weights.*use_cache=False"),
     ],
 )
 def test_mistakes_are_one_line(call, words):

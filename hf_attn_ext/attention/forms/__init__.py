@@ -5,6 +5,7 @@ from .causal import causal_attention
 from .linear import linear_attention
 from .naive import attention_weights, naive_attention
 from .state import AttentionState
+from .two_stream import two_stream_attention
 
 __all__ = [
     "AttentionState",
@@ -13,4 +14,5 @@ __all__ = [
     "causal_attention",
     "linear_attention",
     "naive_attention",
+    "two_stream_attention",
 ]

@@ -2,7 +2,8 @@
 
 Inside a chunk of tokens the weights are dense and lower triangular; what lies before the chunk comes from running sums.
 Keys' amplitudes enter relative to the largest one a query can see, never to a later one: no query's result depends on
-a key it does not see, in exact arithmetic or in rounding to zero.
+a key it does not see, in exact arithmetic or in rounding to zero. Groups of tokens that see each other whole are the
+same form with another triangle.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def causal_attention(
     scaling: float | None = None,
     dropout_p: float = 0.0,
     maps: BoundMaps | None = None,
+    group: int = 1,
 ) -> tuple[Tensor, AttentionState]:
-    """Query i sees the keys 0..i, and all keys that ``state`` holds.
+    """Query i sees the keys 0..i, and all keys that ``state`` holds; in groups, also the rest of its own group.
 
     Args:
         q, k, v: (B, H, N, d), (B, H, N, d), (B, H, N, d_v); as in :func:`linear_attention`.
@@ -57,13 +59,14 @@ def causal_attention(
         key_padding_mask: (B, N) bool, True = real token, for these keys.
         scaling, dropout_p: as in :func:`linear_attention`.
         maps: keeps what can be prepared of ``feature_map`` from this call to the next.
+        group: tokens that see each other whole; query i sees the keys before ``(i // group + 1) * group``.
 
     Returns:
         (B, H, N, d_v) in v's dtype, and the state after these keys. A query that sees no real key gets 0.
 
     Raises:
-        AttnExtError: shapes or dtypes that don't fit, a state of another batch size, head count, feature_dim, dtype or
-            kernel.
+        AttnExtError: shapes or dtypes that don't fit, a length that is no multiple of ``group``, a state of another
+            batch size, head count, feature_dim, dtype or kernel.
 
     Example:
         >>> feature_map = make_feature_map("flexformer_c", 2, 8, 16)
@@ -77,10 +80,12 @@ def causal_attention(
     check_inputs(q, k, v, feature_map, key_padding_mask)
     check_causal(q, k)
     check_dropout(dropout_p)
+    if group != 1 and (group < 1 or k.shape[2] % group):
+        raise AttnExtError(f"{k.shape[2]} tokens are no whole number of groups of {group}")
     if state is not None:
         check_state(state, q, v, feature_map)
     with torch.autocast(q.device.type, enabled=False):
-        fused = fused_features(q, k, v, feature_map, dropout_p, maps)
+        fused = fused_features(q, k, v, feature_map, dropout_p, maps) if group == 1 else None
         if fused is not None:
             if state is not None:
                 _check_kind(state, amplitude=True, bound=False)
@@ -90,7 +95,8 @@ def causal_attention(
         start = 0 if state is None else state.length[:, None]
         positions = token_positions(feature_map, k, key_padding_mask, start)
         outputs = Outputs(v, q.shape[2])
-        sizes = _blocks(k.shape[2], block_size(k, feature_map, CHUNK))
+        chunk = max(1, CHUNK // group) * group
+        sizes = _blocks(k.shape[2], chunk, block_size(k, feature_map, chunk))
         for queries, keys, values, padded, places, real in zip(
             q.split(sizes, 2),
             k.split(sizes, 2),
@@ -107,8 +113,11 @@ def causal_attention(
             if state is None:
                 state = empty_state(values, mapped)
             _check_kind(state, mapped.amplitude is not None, mapped.bound is not None)
-            step = recurrent_step if keys.shape[2] == 1 else _block
-            out, state = step(queried, mapped, values, state, feature_map.rho, count)
+            if group > 1 and keys.shape[2]:
+                out, state = _reference_per_query(queried, mapped, values, state, feature_map.rho, count, chunk, group)
+            else:
+                step = recurrent_step if keys.shape[2] == 1 else _block
+                out, state = step(queried, mapped, values, state, feature_map.rho, count)
             outputs.add(out)
         return outputs.join(), state
 
@@ -140,9 +149,9 @@ def _check_kind(state: AttentionState, amplitude: bool, bound: bool) -> None:
         raise AttnExtError("the state belongs to another kernel: its keys have other sums; start a new state")
 
 
-def _blocks(length: int, size: int) -> list[int]:
+def _blocks(length: int, chunk: int, size: int) -> list[int]:
     """Sizes of blocks that are whole chunks, and of the rest."""
-    whole = length // CHUNK * CHUNK
+    whole = length // chunk * chunk
     sizes = [size] * (whole // size)
     rest = whole - sum(sizes)
     return [part for part in (*sizes, rest, length - whole) if part] or [0]
@@ -193,10 +202,17 @@ def _hidden(empty: Tensor, amplitude: Tensor, before: Tensor) -> bool:
 
 
 def _reference_per_query(
-    queries: Stabilised, keys: Stabilised, values: Tensor, state: AttentionState, rho: float, real: Tensor | int
+    queries: Stabilised,
+    keys: Stabilised,
+    values: Tensor,
+    state: AttentionState,
+    rho: float,
+    real: Tensor | int,
+    chunk: int = CHUNK,
+    group: int = 1,
 ) -> tuple[Tensor, AttentionState]:
     """A block of whole chunks, or of fewer tokens than one, all chunks at once; any amplitudes."""
-    chunks = max(1, values.shape[2] // CHUNK)
+    chunks = max(1, values.shape[2] // chunk)
 
     def cut(x: Tensor | None) -> Tensor | None:  # (B, H, N, .) -> (B, H, C, n, .)
         return None if x is None else x.unflatten(2, (chunks, -1))
@@ -218,11 +234,15 @@ def _reference_per_query(
 
     # 2. dense weights inside the chunk, and what came before it
     inside, weighted = q @ k.mT, q @ before
-    later = torch.ones(inside.shape[-2:], dtype=torch.bool, device=v.device).triu(1)
+    group_of = torch.arange(inside.shape[-1], device=v.device) // group
+    later = group_of[:, None] < group_of
     if amplitude is None:
         pairs = (~later).to(v.dtype)
     else:
-        seen = torch.maximum(amplitude.detach().cummax(-1).values, outside)  # (B, H, C, n): the largest a query sees
+        shown = amplitude.detach()
+        if group > 1:
+            shown = shown.unflatten(-1, (-1, group)).amax(-1).repeat_interleave(group, -1)
+        seen = torch.maximum(shown.cummax(-1).values, outside)  # (B, H, C, n): the largest a query sees
         pairs = amplitude[..., None, :] - torch.where(seen.isfinite(), seen, 0.0)[..., None]
         pairs = pairs.masked_fill(later, -torch.inf).exp()
         fade = relative(outside, seen)[..., None]

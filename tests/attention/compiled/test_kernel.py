@@ -1,5 +1,6 @@
 """The compiled kernel against the dense reference in float64, values and all gradients; where it gives way to torch."""
 
+import contextlib
 import copy
 import sys
 from pathlib import Path
@@ -9,7 +10,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hf_attn_ext.attention import causal_attention, linear_attention, make_feature_map, naive_attention
+from hf_attn_ext.attention import (
+    causal_attention,
+    linear_attention,
+    make_feature_map,
+    naive_attention,
+    plain_forms,
+    two_stream_attention,
+)
 from hf_attn_ext.attention.compiled import build as building
 from hf_attn_ext.attention.compiled.operators import softmax_attention, softmax_attention_backward
 from hf_attn_ext.attention.feature_maps.flexformer_c import FlexformerC
@@ -367,3 +375,21 @@ def test_what_the_kernel_does_not_take_goes_to_torchs_own_forms(calls, monkeypat
         torch.testing.assert_close(linear_attention(q, k, v, feature_map, causal=causal), off)
         assert calls == ["forward"]
         calls.clear()
+
+
+def test_two_streams_share_the_compiled_state(calls):
+    """Clean tokens go through the kernel, mask tokens read its state in torch."""
+    feature_map, runs = feature_map_of(2, 6), []
+    tensors = inputs(2, 2, 90, 6, spread=1.5)
+    clean, block = torch.ones(2, 5, dtype=torch.bool), torch.ones(2, 4, dtype=torch.bool)
+    with torch.no_grad():
+        for plain in (False, True):
+            with plain_forms() if plain else contextlib.nullcontext():
+                state, outputs = None, []
+                for start in range(0, 90, 9):
+                    part = [x[:, :, start : start + 9] for x in tensors]
+                    out, state = two_stream_attention(*part, feature_map, state, clean, block)
+                    outputs.append(out)
+            runs.append(torch.cat(outputs, 2))
+            assert calls == ["forward"] * 10
+    torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-9)
