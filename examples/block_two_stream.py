@@ -130,7 +130,6 @@ def run(
         training: ``start`` (none), ``next``, or ``block-4`` and the like.
         lr: the learning rate; None for ``start``.
     """
-    from mask_runs.generation import prompt_of, tokens_per_second, write_blocks, write_tokens
     from mask_runs.objectives import NextToken
     from mask_runs.summary import mean_loss
     from mask_runs.training import tidy, token_losses
@@ -159,11 +158,6 @@ def run(
             tokenizer.save_pretrained(target)
     own = token_losses(model, texts.test, collate, accelerator.device)
     result |= {"as_trained": mean_loss(own), "by_place": by_place(own, block or 1)}
-    if training != "start":
-        prompt = prompt_of(texts.test, options.prompt_tokens)
-        write = write_blocks if block else write_tokens
-        speed = tokens_per_second(write, model, tokenizer, prompt, options.new_tokens, options.repeats)
-        result["tokens_per_second"] = speed
     following = own
     if block:
         hax.set_mask(model, None)
@@ -174,6 +168,29 @@ def run(
     write_json(here / "result.json", result)
     tidy(here)
     return result
+
+
+def with_speed(result: dict[str, Any], options: argparse.Namespace, texts: Any, accelerator: Any) -> dict[str, Any]:
+    """A run's result with the tokens that its model writes in a second; read where it was measured before.
+
+    Called once all models are trained, so that all are measured in one stretch of time.
+    """
+    from mask_runs.generation import prompt_of, tokens_per_second, write_blocks, write_tokens
+
+    from hf_attn_ext.training.files import read_json, write_json
+
+    training = result["training"]
+    if training == "start":
+        return result
+    here = Path(options.out) / result["attention"] / training / f"seed-{result['seed']}"
+    if not (here / "speed.json").is_file():
+        model, _ = opened(training, here / "model", texts.tokenizer)
+        prompt = prompt_of(texts.test, options.prompt_tokens)
+        write = write_blocks if block_of(training) else write_tokens
+        numbers = options.new_tokens, options.repeats
+        speed = tokens_per_second(write, model.to(accelerator.device), texts.tokenizer, prompt, *numbers)
+        write_json(here / "speed.json", {"tokens_per_second": speed})
+    return result | read_json(here / "speed.json")
 
 
 def by_place(losses: np.ndarray, block: int) -> list[float | None]:
@@ -287,6 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
                     loss = result["as_trained"]["loss"]
                     print(f"[blocks] {attention} {training} seed {seed}: {loss:.3f}", file=sys.stderr, flush=True)
                     results.append(result)
+        results = [with_speed(result, options, texts, accelerator) for result in results]
         report(results, options, settings, texts)
     except (AttnExtError, AssetError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
