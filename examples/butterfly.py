@@ -208,7 +208,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--share", type=float, default=0.15, help="of the tokens that masked language modelling predicts"
     )
-    parser.add_argument("--steps", type=int, default=3000, help="of butterfly, and of mlm; mlm-compute has more")
+    parser.add_argument("--steps", type=int, default=2000, help="of butterfly, and of mlm; mlm-compute has more")
     parser.add_argument("--batch-size", type=int, default=8, help="pieces of a step")
     parser.add_argument("--lr", default="1e-3,2e-3,4e-3", help="with commas: the best by held-out loss is taken")
     parser.add_argument("--tune-share", type=float, default=0.25, help="of the steps, to choose the rate by")
