@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,21 @@ from .control import control_name
 from .corpus import Corpus
 
 OURS = "flexformer"
+
+
+@dataclasses.dataclass
+class Difference:
+    """Nats a token between two models by seed, and the bootstrap standard error of the mean over sequences."""
+
+    by_seed: dict[int, float]
+    error: float
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(list(self.by_seed.values())))
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f} ± {self.error:.4f}"
 
 
 @dataclasses.dataclass
@@ -38,19 +55,20 @@ class Row:
             return float(self.perplexities.std(ddof=1))
         return self.runs[0]["standard_errors"]["perplexity"]
 
-    def beyond(self, other: Row) -> tuple[float, float, list[float]]:
-        """Nats a token more than ``other`` has, on the same tokens, over the seeds that both have.
-
-        Returns:
-            The mean, its bootstrap standard error over sequences, and the difference of each seed.
-        """
+    def beyond(self, other: Row, seeds: Iterable[int] | None = None) -> Difference:
+        """Nats a token more than ``other`` has, on the same tokens, over ``seeds``; None: those that both have."""
         from hf_attn_ext.training.metrics import difference_error
 
-        seeds = [run["seed"] for run in self.runs if run["seed"] in {run["seed"] for run in other.runs}]
-        pairs = [(self.losses(seed), other.losses(seed)) for seed in seeds]
-        each = [float(mine[:, 0].sum() / mine[:, 1].sum() - its[:, 0].sum() / its[:, 1].sum()) for mine, its in pairs]
-        mine, its = (np.sum(rows, axis=0) for rows in zip(*pairs, strict=True))
-        return float(np.mean(each)), difference_error(None, mine, its, "language_modeling", "loss"), each
+        if seeds is None:
+            theirs = {run["seed"] for run in other.runs}
+            seeds = [run["seed"] for run in self.runs if run["seed"] in theirs]
+        pairs = {seed: (self.losses(seed), other.losses(seed)) for seed in seeds}
+        by_seed = {
+            seed: float(mine[:, 0].sum() / mine[:, 1].sum() - its[:, 0].sum() / its[:, 1].sum())
+            for seed, (mine, its) in pairs.items()
+        }
+        mine, its = (np.sum(rows, axis=0) for rows in zip(*pairs.values(), strict=True))
+        return Difference(by_seed, difference_error(None, mine, its, "language_modeling", "loss"))
 
     def losses(self, seed: int) -> np.ndarray:
         """(S, 2): the summed loss of every test sequence, and its tokens."""
@@ -61,21 +79,21 @@ def table(rows: list[Row], options: argparse.Namespace) -> list[str]:
     """The results as Markdown: softmax, the control, then the kernels from the best."""
     by_name = {row.name: row for row in rows}
     softmax, control = by_name["softmax"], by_name[control_name(options)]
-    gap = control.loss - softmax.loss
     out = [
         "| model | features | parameters | perplexity | against softmax | nats beyond softmax | of the gap | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        first, mean = row.runs[0], row.perplexities.mean()
-        closed = f"{(control.loss - row.loss) / gap:.0%}" if gap > 0 else "-"
+        first, beyond = row.runs[0], row.beyond(softmax)
+        gap = control.beyond(softmax, beyond.by_seed)
+        closed = f"{1 - beyond.mean / gap.mean:.0%}" if gap.mean > 0 else "-"
         cells = [
             f"**{row.name}**" if row.name.startswith(OURS) else row.name,
             str(first["feature_dim"] or "-"),
             f"{first['parameters']:,}",
-            f"{mean:.2f} ± {row.spread:.2f}",
-            f"{mean / softmax.perplexities.mean() - 1:+.1%}",
-            "-" if row is softmax else "{:+.4f} ± {:.4f}".format(*row.beyond(softmax)[:2]),
+            f"{row.perplexities.mean():.2f} ± {row.spread:.2f}",
+            "-" if row is softmax else f"{math.exp(beyond.mean) - 1:+.1%}",
+            "-" if row is softmax else str(beyond),
             closed,
             str(len(row.runs)),
         ]
@@ -83,9 +101,9 @@ def table(rows: list[Row], options: argparse.Namespace) -> list[str]:
     out += [
         "",
         "Test addresses. ±: standard deviation over seeds, or for one seed the bootstrap standard error over sequences "
-        "(the runs share the text, so their differences are surer than that). Nats beyond softmax: over the seeds of "
-        "both, ± the bootstrap standard error over sequences, on which both are measured. The gap is that in loss "
-        f"between {control.name} and softmax: {gap:.3f} nats a token.",
+        "(the runs share the text, so their differences are surer than that). The columns that compare with softmax do "
+        "so seed by seed, over the seeds that the model has; ± there: the bootstrap standard error over sequences. The "
+        f"gap is what {control.name} has beyond softmax.",
     ]
     return out + duel([row for row in rows if row not in (softmax, control)])
 
@@ -98,13 +116,13 @@ def duel(kernels: list[Row]) -> list[str]:
     other = next((row for row in ranked if not row.name.startswith(OURS)), None)
     if best is None or other is None:
         return []
-    mean, error, each = best.beyond(other)
-    seeds = ", ".join(f"{value:+.4f}" for value in each)
-    return ["", f"{best.name} beyond {other.name}: {mean:+.4f} ± {error:.4f} nats a token; by seed {seeds}."]
+    beyond = best.beyond(other)
+    seeds = ", ".join(f"{value:+.4f}" for value in beyond.by_seed.values())
+    return ["", f"{best.name} beyond {other.name}: {beyond} nats a token; by seed {seeds}."]
 
 
 def draw(rows: list[Row], options: argparse.Namespace, path: Path) -> None:
-    """Bars of the perplexity, softmax and the control as lines."""
+    """Bars: how far each kernel is beyond softmax, and the control as a line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -112,22 +130,20 @@ def draw(rows: list[Row], options: argparse.Namespace, path: Path) -> None:
 
     from hf_attn_ext.files import written_beside
 
-    lines = {"softmax": ("#1f4fa3", "--"), control_name(options): ("#b23b3b", ":")}
-    bars = [row for row in rows if row.name not in lines]
+    by_name = {row.name: row for row in rows}
+    softmax, control = by_name["softmax"], by_name[control_name(options)]
+    bars = [row for row in rows if row not in (softmax, control)]
+    beyond = [row.beyond(softmax) for row in bars]
     figure, axis = plt.subplots(figsize=(8, 1.4 + 0.34 * max(1, len(bars))), layout="constrained")
-    means = [row.perplexities.mean() for row in bars]
     colors = ["#2a7f62" if row.name.startswith(OURS) else "#8a8f98" for row in bars]
-    axis.barh(range(len(bars)), means, xerr=[row.spread for row in bars], color=colors)
-    axis.set_yticks(range(len(bars)), [row.name for row in bars])
+    errors = [each.error for each in beyond]
+    axis.barh(range(len(bars)), [each.mean for each in beyond], xerr=errors, color=colors, capsize=2)
+    names = [row.name + (f" ({len(row.runs)} seeds)" if len(row.runs) > 1 else "") for row in bars]
+    axis.set_yticks(range(len(bars)), names)
     axis.invert_yaxis()
-    for row in rows:
-        if row.name in lines:
-            color, style = lines[row.name]
-            axis.axvline(row.perplexities.mean(), color=color, linestyle=style, label=row.name)
-    everything = [row.perplexities.mean() for row in rows]
-    margin = 0.15 * (max(everything) - min(everything)) + 0.5
-    axis.set_xlim(min(everything) - margin, max(everything) + margin)
-    axis.set_xlabel("perplexity on the test addresses (the axis does not begin at 0)")
+    axis.axvline(0, color="#1f4fa3", label="softmax")
+    axis.axvline(control.beyond(softmax).mean, color="#b23b3b", linestyle=":", label=control.name)
+    axis.set_xlabel("nats a token beyond softmax on the test addresses, same seeds")
     axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     with written_beside(path) as beside:
         figure.savefig(beside, format="png", dpi=130)
@@ -145,7 +161,7 @@ def report(
     names = list(dict.fromkeys(result["name"] for result in results))
     out = Path(options.out)
     rows = [Row(name, [result for result in results if result["name"] == name], out) for name in names]
-    rows[2:] = sorted(rows[2:], key=lambda row: row.loss)
+    rows[2:] = sorted(rows[2:], key=lambda row: row.beyond(rows[0]).mean)
     lines = table(rows, options)
     content = {"settings": settings, "corpus": str(corpus), "runs": results, "versions": versions()}
     write_json(out / "results.json", content)
