@@ -210,7 +210,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=2000, help="of butterfly, and of mlm; mlm-compute has more")
     parser.add_argument("--batch-size", type=int, default=8, help="pieces of a step")
-    parser.add_argument("--lr", default="1e-3,2e-3,4e-3", help="with commas: the best by held-out loss is taken")
+    parser.add_argument("--lr", default="5e-4,1e-3,2e-3,4e-3", help="with commas: the best by held-out loss is taken")
     parser.add_argument("--tune-share", type=float, default=0.25, help="of the steps, to choose the rate by")
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--validation-sequences", type=int, default=128, help="they choose the checkpoint")
