@@ -23,6 +23,9 @@ def probe(
     out: Annotated[str | None, typer.Option("--out", help="The folder for everything.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A YAML file, see configs/probe/.")] = None,
     words: Annotated[int | None, typer.Option("--words", help="Cut documents into texts of so many words.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", help="Cut documents into texts of exactly so many tokens.")
+    ] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Draw so many of the texts.")] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Texts a pass; default 8.")] = None,
     max_length: Annotated[
@@ -60,6 +63,7 @@ def probe(
         "texts": [*(texts or []), *(more or [])] or None,
         "out": out,
         "words": words,
+        "tokens": tokens,
         "limit": limit,
         "batch_size": batch_size,
         "max_length": max_length,

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import AttnExtError
 from ..integration.capture import max_tokens
-from .annotate import annotate, sentence_starts
+from .annotate import annotate, segment_starts, sentence_starts
 from .options import special_ids
 from .probe import ContextSimilarityProbe
 from .similarity import high_counts, pairs_of, select_high
@@ -68,6 +68,7 @@ def browse(
     percent: float = 1.0,
     max_length: int | None = None,
     language: str = "en",
+    boundaries: Sequence[str] | None = None,
     budget: int = BUDGET,
 ) -> list[BrowserText]:
     """Run texts through the model and keep what the browser shows.
@@ -77,7 +78,7 @@ def browse(
         layers, heads: as of the probe.
         percent: which pairs are high.
         max_length: the longest text in tokens, special ones included.
-        language: for the sentence splitter.
+        language, boundaries: for sentences or segments.
         budget: bytes, of all texts.
 
     Returns:
@@ -93,7 +94,8 @@ def browse(
         texts.pop()
     found = []
     for text in texts:
-        one = _browsed(model, tokenizer, text, layers, heads, percent, min(limit, max_length or limit), language)
+        options = {"language": language, "boundaries": boundaries}
+        one = _browsed(model, tokenizer, text, layers, heads, percent, min(limit, max_length or limit), options)
         found += [one] if one is not None else []
     return found
 
@@ -106,10 +108,10 @@ def _browsed(
     heads: Sequence[int] | None,
     percent: float,
     limit: int,
-    language: str,
+    options: dict[str, Any],
 ) -> BrowserText | None:
     length = min(each for each in (limit, _MOST_TOKENS, max_tokens(model)) if each is not None)
-    options = {"truncation": True, "max_length": length, "language": language}
+    options = {"truncation": True, "max_length": length, **options}
     known = annotate([text], tokenizer, **options)
     places = np.flatnonzero(~known.special[0] & ~np.isin(known.input_ids[0].numpy(), list(special_ids(tokenizer))))
     if len(places) < 2:
@@ -150,19 +152,24 @@ def _shown(tokenizer: Any, token: int) -> str:
     return text.strip() or repr(text)[1:-1] or str(tokenizer.convert_ids_to_tokens(token))
 
 
-def choose_texts(texts: Sequence[str], count: int, language: str = "en") -> list[str]:
+def choose_texts(
+    texts: Sequence[str], count: int, language: str = "en", boundaries: Sequence[str] | None = None
+) -> list[str]:
     """``count`` texts spread evenly over ``texts``, of two sentences or more where one is near.
 
     Example:
         >>> choose_texts(["One.", "Two. Three.", "Four."], 1)
         ['Two. Three.']
     """
+
+    def sentences(text: str) -> int:
+        return len(segment_starts(text, boundaries) if boundaries else sentence_starts(text, language))
+
     chosen: dict[str, None] = {}
     for number in range(min(count, len(texts))):
         start = number * len(texts) // count
         near = [text for text in texts[start : start + 50] if text not in chosen] or list(texts[start : start + 1])
-        good = (text for text in near if len(sentence_starts(text, language)) > 1)
-        chosen[next(good, near[0])] = None
+        chosen[next((text for text in near if sentences(text) > 1), near[0])] = None
     return list(chosen)
 
 

@@ -27,7 +27,7 @@ from ..integration.capture import (
     max_tokens,
     token_reader,
 )
-from .annotate import annotate, check_language
+from .annotate import annotate, check_boundaries, check_language, shuffled
 from .options import (
     CONTROLS,
     KEEPS,
@@ -147,6 +147,8 @@ class ContextSimilarityProbe:
         truncation: bool = False,
         max_length: int | None = None,
         language: str = "en",
+        boundaries: Sequence[str] | None = None,
+        shuffle_tokens: bool = False,
     ) -> int:
         """Run texts through the model, in evaluation mode, with the words and sentences of their tokens known.
 
@@ -158,6 +160,10 @@ class ContextSimilarityProbe:
             truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
             max_length: the longest text in tokens, special ones included; None is what the model takes.
             language: of the texts, for the sentence splitter: a code, such as ``"de"``.
+            boundaries: strings that end a segment, such as ``[".", ">>"]`` of reactions; segments then take the place
+                of sentences.
+            shuffle_tokens: a control: each text's tokens in an order drawn from them and the probe's seed, while
+                special tokens and sentences stay where they were.
 
         Returns:
             How many texts were fed.
@@ -177,6 +183,7 @@ class ContextSimilarityProbe:
         batch_size = whole(batch_size, 1, "batch_size")
         max_length = None if max_length is None else whole(max_length, 1, "max_length")
         check_language(language)
+        check_boundaries(boundaries)
         limit = max_tokens(self.model)
         limits = [each for each in (limit, max_length) if each is not None]
         reader = token_reader(self.model)
@@ -193,8 +200,11 @@ class ContextSimilarityProbe:
                     truncation=truncation,
                     max_length=min(limits, default=None),
                     language=language,
+                    boundaries=boundaries,
                     first=count,
                 )
+                if shuffle_tokens:
+                    annotation = shuffled(annotation, self._stream.settings.seed)
                 self._check_ids(annotation.input_ids, reader)
                 fed(annotation)
                 reader(
