@@ -38,6 +38,16 @@ def probe(
         str | None, typer.Option("--layers", help="Numbers or patterns of module names, with commas; default: all.")
     ] = None,
     heads: Annotated[str | None, typer.Option("--heads", help="Numbers with commas; default: all.")] = None,
+    projections: Annotated[
+        str | None,
+        typer.Option(
+            "--projections",
+            help="Of a model outside the attention interface: patterns of its output projections.",
+        ),
+    ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option("--num-heads", help="Of them, where the model's configuration does not say.")
+    ] = None,
     percents: Annotated[
         str | None, typer.Option("--percents", help="Which pairs are high, with commas; default 1,2,5.")
     ] = None,
@@ -70,6 +80,8 @@ def probe(
         "truncation": truncation,
         "layers": _parts(layers, _number_or_name),
         "heads": _parts(heads, lambda part: _number("--heads", int, part)),
+        "projections": _parts(projections, str),
+        "num_heads": num_heads,
         "percents": _parts(percents, lambda part: _number("--percents", float, part)),
         "sample": sample,
         "seed": seed,

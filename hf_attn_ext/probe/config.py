@@ -44,6 +44,8 @@ class ProbeConfig:
             sentences stay where they were.
         layers: numbers from 0, or patterns of module names; None is all.
         heads: numbers from 0; None is all.
+        projections, num_heads: of a model outside the attention interface: patterns of the names of its output
+            projections, and how many heads they take where its configuration does not say.
         percents: which pairs are high: the top percentages of each text's pairs; findings speak of the first.
         sample: the share of texts that the controls and the attention map are taken on.
         controls: other similarities on the sample, of ``"cosine"`` and ``"attention"`` (``A A^T``).
@@ -71,6 +73,8 @@ class ProbeConfig:
     shuffle_tokens: bool = False
     layers: list[int | str] | None = None
     heads: list[int] | None = None
+    projections: list[str] | None = None
+    num_heads: int | None = None
     percents: list[float] = dataclasses.field(default_factory=lambda: [1.0, 2.0, 5.0])
     sample: float = 1 / 16
     controls: list[str] = dataclasses.field(default_factory=lambda: list(CONTROLS))
@@ -85,7 +89,7 @@ class ProbeConfig:
     def __post_init__(self) -> None:
         if not self.texts:
             raise AttnExtError("texts names no file; give --texts, or the field 'texts'")
-        for name in ("words", "tokens", "limit", "batch_size", "save_every", "processes"):
+        for name in ("words", "tokens", "num_heads", "limit", "batch_size", "save_every", "processes"):
             value = getattr(self, name)
             if value is not None:
                 whole(value, 1, name)

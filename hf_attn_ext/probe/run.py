@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import AttnExtError
 from ..files import written_beside
-from ..integration.capture import max_tokens
+from ..integration.capturable import max_tokens
 from ..processes import check_processes
 from ..progress import Progress
 from .browser import browse, choose_texts
@@ -91,6 +91,8 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
         separators=config.separators,
         bootstrap=config.bootstrap,
         seed=config.seed,
+        projections=config.projections,
+        num_heads=config.num_heads,
     )
     _check_length(model, tokenizer, config)
     corpus = read_corpus(config.texts, config.text_column, _cut(config, tokenizer), config.limit, config.seed)
@@ -146,6 +148,8 @@ def write_run(run: ProbeRun, model: nn.Module, tokenizer: Any) -> list[Path]:
         max_length=config.max_length,
         language=config.language,
         boundaries=config.boundaries,
+        projections=config.projections,
+        num_heads=config.num_heads,
     )
     path = write_report(
         statistics,
