@@ -14,6 +14,7 @@ from hf_attn_ext.probe.findings import Level, level_of, percentage
 WHOLE = 0.75  # of the mean distance of all pairs: "across the whole text"
 ALIKE = 0.8  # overlap with the distances of all pairs: "nearly uniform"
 THIRD = 1 / 3
+MOST = 0.9  # of the trained model's excess over chance: "also where tokens are shuffled"
 # The source's head that finds repetitions, counted from 0 and from 1; it does not say which.
 NAMED_HEADS = ((11, 8), (10, 7))
 _UNLEARNT = "agrees, but a model that learnt nothing gives as much"
@@ -49,20 +50,23 @@ def tokens(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3g}"
 
 
-def judge(holds: bool, level: Level, untrained: Level | None, sign: int = 1) -> str:
-    """Whether the claim holds, and if so whether nearness, or no learning at all, has as much."""
+def judge(holds: bool, level: Level, untrained: Level | None, shuffled: Level | None = None, sign: int = 1) -> str:
+    """Whether the claim holds, and if so whether nearness, no learning at all, or no language has as much."""
     if math.isnan(level.interval[0]):
         return "too few texts to tell"
     if not holds:
         return "does not agree"
     matched = not math.isnan(level.matched)
+
+    def excess(its: Level) -> float:
+        return sign * (its.value - (its.matched if matched else its.chance))
+
     if matched and sign * level.excess_matched[0 if sign > 0 else 1] <= 0:
         return "agrees, but chance explains it: pairs at the same distances have as much"
-    if untrained is not None:
-        ours = level.value - (level.matched if matched else level.chance)
-        theirs = untrained.value - (untrained.matched if matched else untrained.chance)
-        if sign * theirs >= sign * ours:
-            return _UNLEARNT
+    if untrained is not None and excess(untrained) >= excess(level):
+        return _UNLEARNT
+    if shuffled is not None and excess(shuffled) >= MOST * excess(level):
+        return "agrees, also where tokens are shuffled: no language is needed"
     return "agrees"
 
 
@@ -145,7 +149,7 @@ def _row(
     if one.heads is not None:
         where += f", mean of {len(one.heads)} heads" if head is None else f" head {one.heads[head]}"
     show = tokens if one.name == "distance" else percentage
-    verdict = judge(holds(level), level, untrained, sign)
+    verdict = judge(holds(level), level, untrained, shuffled, sign)
     return Row(key, source, f"{where}, {seen}", level, untrained, shuffled, verdict, rule, show)
 
 

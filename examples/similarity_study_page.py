@@ -88,7 +88,8 @@ _RULES = (
     "own. In brackets behind a control: its own level of that kind. What counts as agreement is ours. A claim *agrees* "
     "where the number is above chance by the interval; *chance explains it* where it is not above pairs at the same "
     "distances by the interval of the difference; *a model that learnt nothing gives as much* where the untrained one "
-    "exceeds its own chance level by as much. Other rules:",
+    "exceeds its own chance level by as much; *no language is needed* where, with shuffled tokens, the excess is nine "
+    "tenths of it or more. Other rules:",
     "",
 )
 

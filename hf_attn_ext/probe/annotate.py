@@ -90,6 +90,7 @@ def annotate(
     max_length: int | None = None,
     language: str = "en",
     boundaries: Sequence[str] | None = None,
+    pad_to: int | None = None,
     first: int = 0,
 ) -> Annotation:
     """Tokenise ``texts`` and find each token's sentence and word.
@@ -101,6 +102,7 @@ def annotate(
         max_length: the longest text, special tokens included; None is any.
         language: for the sentence splitter.
         boundaries: strings that end a segment, see :func:`segment_starts`; None finds sentences.
+        pad_to: the least length of the batch in tokens, filled up with padding.
         first: the number of the first text, for messages.
 
     Raises:
@@ -138,7 +140,7 @@ def annotate(
             "truncation=True"
         )
     pad = next((p for p in (tokenizer.pad_token_id, tokenizer.eos_token_id) if p is not None), 0)
-    shape = (len(lengths), longest)
+    shape = (len(lengths), max(longest, pad_to or 0))
     ids, mask = np.full(shape, pad), np.zeros(shape, dtype=np.int64)
     special, sentences, words = np.ones(shape, dtype=bool), np.full(shape, -1), np.full(shape, -1)
     for row, length in enumerate(lengths):

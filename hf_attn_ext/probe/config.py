@@ -42,6 +42,7 @@ class ProbeConfig:
         boundaries: strings that end a segment; segments then take the place of sentences.
         shuffle_tokens: a control: each text's tokens in an order drawn from them and the seed, while special tokens and
             sentences stay where they were.
+        pad_to: the least length of a batch in tokens; the same for all rounds float32 alike in batches of any size.
         layers: numbers from 0, or patterns of module names; None is all.
         heads: numbers from 0; None is all.
         projections, num_heads: of a model outside the attention interface: patterns of the names of its output
@@ -71,6 +72,7 @@ class ProbeConfig:
     language: str = "en"
     boundaries: list[str] | None = None
     shuffle_tokens: bool = False
+    pad_to: int | None = None
     layers: list[int | str] | None = None
     heads: list[int] | None = None
     projections: list[str] | None = None
@@ -89,7 +91,7 @@ class ProbeConfig:
     def __post_init__(self) -> None:
         if not self.texts:
             raise AttnExtError("texts names no file; give --texts, or the field 'texts'")
-        for name in ("words", "tokens", "num_heads", "limit", "batch_size", "save_every", "processes"):
+        for name in ("words", "tokens", "num_heads", "pad_to", "limit", "batch_size", "save_every", "processes"):
             value = getattr(self, name)
             if value is not None:
                 whole(value, 1, name)

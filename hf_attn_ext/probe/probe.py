@@ -157,6 +157,7 @@ class ContextSimilarityProbe:
         language: str = "en",
         boundaries: Sequence[str] | None = None,
         shuffle_tokens: bool = False,
+        pad_to: int | None = None,
     ) -> int:
         """Run texts through the model, in evaluation mode, with the words and sentences of their tokens known.
 
@@ -172,6 +173,9 @@ class ContextSimilarityProbe:
                 of sentences.
             shuffle_tokens: a control: each text's tokens in an order drawn from them and the probe's seed, while
                 special tokens and sentences stay where they were.
+            pad_to: the least length of a batch in tokens. The same for all batches, products have one shape, and
+                float32 is rounded alike in batches of any size, as far as the machine's library does so; otherwise a
+                pair may change places with one that is equal but for the last bits.
 
         Returns:
             How many texts were fed.
@@ -192,8 +196,11 @@ class ContextSimilarityProbe:
         max_length = None if max_length is None else whole(max_length, 1, "max_length")
         check_language(language)
         check_boundaries(boundaries)
+        pad_to = None if pad_to is None else whole(pad_to, 1, "pad_to")
         limit = max_tokens(self.model)
         limits = [each for each in (limit, max_length) if each is not None]
+        if pad_to is not None and limit is not None and pad_to > limit:
+            raise AttnExtError(f"pad_to is {pad_to}, the model takes {limit} tokens at most")
         reader = token_reader(self.model, self.layers)
         if self._projected:
             extra = call_options(reader)
@@ -212,6 +219,7 @@ class ContextSimilarityProbe:
                     max_length=min(limits, default=None),
                     language=language,
                     boundaries=boundaries,
+                    pad_to=pad_to,
                     first=count,
                 )
                 if shuffle_tokens:

@@ -107,7 +107,7 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
         probe.merge(saved)
     model.to(state.device)
     step = -(-config.save_every // config.batch_size) * config.batch_size
-    names = ("truncation", "max_length", "language", "boundaries", "shuffle_tokens")
+    names = ("truncation", "max_length", "language", "boundaries", "shuffle_tokens", "pad_to")
     options = {name: getattr(config, name) for name in names}
     shown = config.progress and state.is_main_process
     with Progress("probe", len(mine), done, shown) as progress, probe:
@@ -156,7 +156,7 @@ def write_run(run: ProbeRun, model: nn.Module, tokenizer: Any) -> list[Path]:
         run.report,
         browser=browsed,
         provenance=provenance(run, model),
-        title=f"What the heads of {config.model} compare",
+        title=f"What the heads of {Path(config.model).name if os.path.isdir(config.model) else config.model} compare",
         drawings=drawings,
     )
     return [*files, path]

@@ -86,6 +86,14 @@ def test_mistakes_are_one_line(tiny_study, capsys, options, said):
 def test_verdicts():
     chance = "agrees, but chance explains it: pairs at the same distances have as much"
     unlearnt = "agrees, but a model that learnt nothing gives as much"
+    mixed = "agrees, also where tokens are shuffled: no language is needed"
+    for one, shuffled, verdict in (
+        (level(0.5, 0.3, 0.4), level(0.45, 0.3, 0.37), "agrees"),
+        (level(0.5, 0.3, 0.4), level(0.5, 0.3, 0.41), mixed),
+    ):
+        assert finding.judge(True, one, None, shuffled) == verdict
+    assert finding.judge(True, level(20, 40), None, level(21, 40), -1) == mixed
+    assert finding.judge(True, level(20, 40), None, level(25, 40), -1) == "agrees"
     for one, untrained, sign, holds, verdict in (
         (level(0.5, 0.3, 0.4), None, 1, True, "agrees"),
         (level(0.5, 0.3, 0.4), None, 1, False, "does not agree"),
@@ -97,7 +105,7 @@ def test_verdicts():
         (level(20, 40), level(19, 40), -1, True, unlearnt),
         (level(0.5, 0.3, 0.4, error=math.nan), None, 1, True, "too few texts to tell"),
     ):
-        assert finding.judge(holds, one, untrained, sign) == verdict
+        assert finding.judge(holds, one, untrained, None, sign) == verdict
 
 
 def test_planted_heads_are_found():
