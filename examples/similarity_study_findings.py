@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -267,6 +267,11 @@ def _separators(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[R
     return found
 
 
+def has_named_head(layers: Sequence[int], heads: Sequence[int]) -> bool:
+    """Whether the source's head is there: only of a model as deep as its own, whichever way it counts."""
+    return len(layers) == 12 and any(layer in layers and head in heads for layer, head in NAMED_HEADS)
+
+
 def _repeated(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
     at = best(one)
     found = [
@@ -283,7 +288,7 @@ def _repeated(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row
         )
     ]
     for layer, head in NAMED_HEADS:
-        if len(one.layers) == 12 and layer in one.layers and head in one.heads:
+        if has_named_head(one.layers, one.heads) and layer in one.layers and head in one.heads:
             counted = "0" if (layer, head) == NAMED_HEADS[0] else "1"
             place = one.layers.index(layer), one.heads.index(head)
             found.append(

@@ -75,8 +75,15 @@ def _head(study: Study) -> list[str]:
             f"the trained model on texts whose tokens are shuffled, sentences where they were ({texts['shuffled']:,} "
             "texts).",
         ]
+    notes = gaps(trained)
+    layers, heads = settings["layers"], settings["heads"]
+    if not finding.has_named_head(layers, heads):
+        notes.append(
+            f"Head 8 of layer 11, which the source names, is left out: none of the {len(heads)} heads of "
+            f"{len(layers)} layers is that one."
+        )
     versions = ", ".join(f"{name} {version}" for name, version in study.versions.items())
-    return [*lines, "", *(f"- {note}" for note in gaps(trained)), f"- Versions: {versions}."]
+    return [*lines, "", *(f"- {note}" for note in notes), f"- Versions: {versions}."]
 
 
 _COLUMNS = ("the source says", "we see", "by chance", "at the same distances", "95% interval")

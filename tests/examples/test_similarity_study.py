@@ -125,6 +125,17 @@ def test_planted_heads_are_found():
     assert all(row.shuffled is None and row.untrained is not None for row in rows.values())
 
 
+def test_the_head_that_the_source_names_is_there_in_models_of_its_depth():
+    model = planted.small_bert(hidden_size=24, num_hidden_layers=12, num_attention_heads=12)
+    with ContextSimilarityProbe(model, planted.word_tokenizer(), sample=0, bootstrap=4) as probe:
+        probe.feed(planted.make_texts(4))
+    rows = {row.key: row.seen for row in finding.rows({"trained": probe.statistics()})}
+    assert rows["head 8 of layer 11, from 0"].startswith("layer 11 head 8,")
+    assert rows["head 8 of layer 11, from 1"].startswith("layer 10 head 7,")
+    assert "region" not in rows and "special tokens" not in rows  # no attention maps without a sample
+    assert not finding.has_named_head(range(6), range(12)) and not finding.has_named_head(range(12), range(4))
+
+
 def test_overlap_is_one_where_distances_are_those_of_all_pairs():
     chance = np.array([[0.5, 0.3, 0.2]])
     values = np.array([[[chance[0], [1.0, 0, 0]], [[0.2, 0.3, 0.5], [0, 0, 1.0]]]])
