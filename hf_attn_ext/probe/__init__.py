@@ -12,8 +12,9 @@ bootstrap), :mod:`.summarise` and :mod:`.results` (tables).
 
 Models outside the host's attention interface are read at their output projections (``projections=``).
 
-:mod:`.run` takes files of texts (:mod:`.corpus`, :mod:`.cutting`) as :mod:`.config` says, resumable (:mod:`.run_folder`), and writes
-tables, :mod:`.figures`, :mod:`.findings` in words, and one :mod:`.report` with a head :mod:`.browser`.
+:mod:`.run` takes files of texts (:mod:`.corpus`, :mod:`.cutting`) as :mod:`.config` says, resumable
+(:mod:`.run_folder`), and writes tables, :mod:`.figures`, :mod:`.findings` in words, and one :mod:`.report` with a head
+:mod:`.browser`.
 """
 
 from .annotate import Annotation, annotate, sentence_starts
