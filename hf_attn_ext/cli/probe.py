@@ -23,6 +23,9 @@ def probe(
     out: Annotated[str | None, typer.Option("--out", help="The folder for everything.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A YAML file, see configs/probe/.")] = None,
     words: Annotated[int | None, typer.Option("--words", help="Cut documents into texts of so many words.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", help="Cut documents into texts of exactly so many tokens.")
+    ] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Draw so many of the texts.")] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Texts a pass; default 8.")] = None,
     max_length: Annotated[
@@ -35,6 +38,16 @@ def probe(
         str | None, typer.Option("--layers", help="Numbers or patterns of module names, with commas; default: all.")
     ] = None,
     heads: Annotated[str | None, typer.Option("--heads", help="Numbers with commas; default: all.")] = None,
+    projections: Annotated[
+        str | None,
+        typer.Option(
+            "--projections",
+            help="Of a model outside the attention interface: patterns of its output projections.",
+        ),
+    ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option("--num-heads", help="Of them, where the model's configuration does not say.")
+    ] = None,
     percents: Annotated[
         str | None, typer.Option("--percents", help="Which pairs are high, with commas; default 1,2,5.")
     ] = None,
@@ -60,12 +73,15 @@ def probe(
         "texts": [*(texts or []), *(more or [])] or None,
         "out": out,
         "words": words,
+        "tokens": tokens,
         "limit": limit,
         "batch_size": batch_size,
         "max_length": max_length,
         "truncation": truncation,
         "layers": _parts(layers, _number_or_name),
         "heads": _parts(heads, lambda part: _number("--heads", int, part)),
+        "projections": _parts(projections, str),
+        "num_heads": num_heads,
         "percents": _parts(percents, lambda part: _number("--percents", float, part)),
         "sample": sample,
         "seed": seed,

@@ -4,6 +4,8 @@ The host's models look their attention function up at each call; while a :func:`
 wrapped, and the wrapper hands the call's tensors on after the function has run. Nothing of the model is replaced, so
 its outputs are the same bits. Only the captured model's own forward passes are wrapped; when the last capture ends, the
 look-up is the host's again.
+
+Of other models, a hook reads what each layer's output projection is given (:mod:`.projections`).
 """
 
 from __future__ import annotations
@@ -19,18 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from ..errors import AttnExtError
-from .families import (
-    CACHE_ARGUMENTS,
-    attention_modules,
-    attention_shape,
-    is_causal,
-    is_cross_attention,
-    supported_model_types,
-)
+from .capturable import Layer, capturable_layers, reading_hosts
+from .families import CACHE_ARGUMENTS, is_cross_attention
+from .projections import heads_of_input
 from .running_calls import begin_call, drop_calls, drop_dead, failed, running_calls
 
 
@@ -49,16 +45,6 @@ class ForwardPass:
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class Layer:
-    """One self-attention layer: its number from 0, its dotted name, and its number of (query) heads."""
-
-    index: int
-    name: str
-    module: nn.Module
-    num_heads: int
-
-
 @dataclasses.dataclass
 class HeadOutputs:
     """What one layer computed in one call; the tensors are detached views, not copies.
@@ -67,7 +53,8 @@ class HeadOutputs:
         layer: which one.
         forward: the pass that the call belongs to.
         output: (B, H, N, d_v), the heads' outputs before the output projection.
-        query, key: (B, H, N, d) and (B, H or fewer, N, d), as the attention function got them.
+        query, key: (B, H, N, d) and (B, H or fewer, N, d), as the attention function got them; None where heads are
+            read at the projection.
         attention_mask: as the attention function got it, in the form of its backend.
         scaling: what multiplies ``q . k``.
         causal: query i sees the keys 0..i only, where ``attention_mask`` does not say what it sees.
@@ -77,19 +64,20 @@ class HeadOutputs:
     layer: Layer
     forward: ForwardPass
     output: Tensor
-    query: Tensor
-    key: Tensor
-    attention_mask: Any
-    scaling: float
-    causal: bool
+    query: Tensor | None = None
+    key: Tensor | None = None
+    attention_mask: Any = None
+    scaling: float = 1.0
+    causal: bool = False
     modifiers: tuple[str, ...] = ()
 
 
 class _Capture:
-    """One open capture: its listeners, and the thread that opened it."""
+    """One open capture: its listeners, its layers, and the thread that opened it."""
 
-    def __init__(self, on_layer: Callable, on_end: Callable | None) -> None:
+    def __init__(self, on_layer: Callable, on_end: Callable | None, layers: Sequence[Layer]) -> None:
         self.on_layer, self.on_end = on_layer, on_end
+        self.projections = [layer for layer in layers if layer.projection]
         self.thread = threading.get_ident()
 
 
@@ -101,80 +89,6 @@ _ORIGINAL = AttentionInterface.get_interface
 
 # Keywords of the host's attention functions that change the weights.
 _MODIFIERS = ("position_bias", "softcap", "s_aux", "cu_seq_lens_q")
-
-
-def capturable_layers(model: nn.Module) -> list[Layer]:
-    """The self-attention layers of ``model`` whose heads can be captured, in order.
-
-    Raises:
-        AttnExtError: no model of transformers in it, or more than one; an encoder-decoder; a compiled model; or one
-            whose attention does not go through the host's attention interface (XLNet, T5).
-
-    Example:
-        >>> [layer.name for layer in capturable_layers(model)][:1]  # doctest: +SKIP
-        ['bert.encoder.layer.0.attention.self']
-    """
-    if not isinstance(model, nn.Module):
-        raise AttnExtError(f"expected a model (torch.nn.Module), got {type(model).__name__}; open it with AutoModel")
-    if any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) for m in model.modules()):
-        raise AttnExtError(
-            f"{type(model).__name__} is compiled, and a compiled forward pass cannot be looked into; give the model "
-            "that torch.compile was called on"
-        )
-    hosts = _hosts(model)
-    name = type(hosts[0] if hosts else model).__name__
-    if not hosts:
-        raise AttnExtError(f"{name} holds no transformers model; supported: {', '.join(supported_model_types())}")
-    outer = [host for host in hosts if not any(host is not o and host in set(o.modules()) for o in hosts)]
-    if len(outer) > 1:
-        kinds = ", ".join(type(host).__name__ for host in outer)
-        raise AttnExtError(f"{type(model).__name__} holds {len(outer)} models ({kinds}); give one of them")
-    if _reads_two_texts(outer[0]):
-        raise AttnExtError(
-            f"{name} is an encoder-decoder, with two texts a pass; give model.get_encoder() or a decoder"
-        )
-    modules = attention_modules(outer[0])
-    if not modules:
-        raise AttnExtError(
-            f"{name} ({outer[0].config.model_type}) does not use transformers' attention interface, so its "
-            f"heads cannot be told apart before the projection; supported: {', '.join(supported_model_types())}"
-        )
-    layers = []
-    for index, (path, module) in enumerate(modules):
-        shape = attention_shape(module)
-        if shape is None:
-            raise AttnExtError(f"{path} ({type(module).__name__}) does not say its number of heads and their size")
-        layers.append(Layer(index, path, module, shape[0]))
-    return layers
-
-
-def causal_model(model: nn.Module) -> bool:
-    """Whether the tokens of ``model`` see only what comes before them."""
-    return any(is_causal(layer.module) for layer in capturable_layers(model))
-
-
-def token_reader(model: nn.Module) -> PreTrainedModel:
-    """The part of ``model`` that turns token ids into hidden states, without its head."""
-    return _hosts(model)[0].base_model
-
-
-def config_special_ids(model: nn.Module) -> set[int]:
-    """The ids that the configuration names as special; few models' configurations name all of them."""
-    config = _hosts(model)[0].config
-    ids = (getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "cls", "sep", "pad", "mask"))
-    flat = (one for entry in ids for one in (entry if isinstance(entry, (list, tuple)) else [entry]))
-    return {one for one in flat if isinstance(one, int)}
-
-
-def max_tokens(model: nn.Module) -> int | None:
-    """How many tokens a text may have, special tokens included; None where the configuration does not say."""
-    config = _hosts(model)[0].config
-    length = getattr(config, "max_position_embeddings", None)
-    for module in model.modules():
-        table = module._modules.get("position_embeddings")
-        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
-            return table.num_embeddings - table.padding_idx - 1
-    return length if isinstance(length, int) else None
 
 
 @contextlib.contextmanager
@@ -193,19 +107,21 @@ def capture(
     are not handed on.
 
     Raises:
-        AttnExtError: see :func:`capturable_layers`; inside the block, for a pass that continues a cache: the earlier
-            tokens' outputs are gone.
+        AttnExtError: see :func:`.capturable.capturable_layers`; inside the block, for a pass that continues a cache:
+            the earlier tokens' outputs are gone; for a projection that is given another shape, or is not called at all.
 
     Example:
         >>> with capture(model, lambda call: print(call.layer.index, call.output.shape)):  # doctest: +SKIP
         ...     model(**batch)
     """
     layers = capturable_layers(model) if layers is None else layers
-    one = _Capture(on_layer, on_end)
+    one = _Capture(on_layer, on_end, layers)
     handles = []
     try:
         _install(one, layers)
-        for host in _hosts(model):
+        for layer in one.projections:
+            handles.append(layer.module.register_forward_pre_hook(_entered(one)))
+        for host in reading_hosts(model, layers):
             handles.append(host.register_forward_pre_hook(_begin(one), with_kwargs=True))
             handles.append(host.register_forward_hook(_end(one), always_call=True))
         yield
@@ -214,16 +130,6 @@ def capture(
             handle.remove()
         _remove(one, layers)
         drop_calls(lambda call: call.capture is one)
-
-
-def _hosts(model: nn.Module) -> list[PreTrainedModel]:
-    return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-
-
-def _reads_two_texts(host: PreTrainedModel) -> bool:
-    if not getattr(host.config, "is_encoder_decoder", False):
-        return False
-    return "Decoder" in type(host).__name__ or any(name.endswith("decoder") for name, _ in host.named_modules())
 
 
 def _install(one: _Capture, layers: Sequence[Layer]) -> None:
@@ -260,21 +166,56 @@ def _get_interface(self: AttentionInterface, attn_implementation: str, default: 
 @torch.compiler.disable
 def _observed(function: Callable, module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
     result = function(module, query, key, *args, **kwargs)
-    captures = _CAPTURES.get(module)
-    if captures and not is_cross_attention(module):
-        mine = [one for one in captures if one.thread == threading.get_ident()]
-        drop_dead()
-        for one in mine or captures:
-            stack = [call.forward for call in running_calls() if call.capture is one]
-            if stack:
-                with torch.no_grad():
-                    _deliver(one, captures[one], stack, result[0], query, key, args, kwargs)
+    if module in _CAPTURES and not is_cross_attention(module):
+        for one, layer, stack in _listeners(module):
+            with torch.no_grad():
+                one.on_layer(_interface_call(layer, _nearest(stack), result[0], query, key, args, kwargs))
     return result
 
 
-def _deliver(
-    one: _Capture, layer: Layer, stack: list, output: Tensor, query: Tensor, key: Tensor, args: tuple, kwargs: dict
-) -> None:
+def _entered(one: _Capture) -> Callable:
+    """The hook of an output projection."""
+
+    @torch.compiler.disable
+    def entered(module: nn.Module, args: tuple) -> None:
+        for listener, layer, stack in _listeners(module):
+            if listener is one:
+                forward = _nearest(stack)
+                mask = forward.attention_mask
+                if forward.input_ids is None and mask is None:
+                    raise AttnExtError(
+                        "the pass names no input_ids and no inputs_embeds: call the model with its token ids by that "
+                        "name, and its padding mask as attention_mask"
+                    )
+                with torch.no_grad():
+                    output = heads_of_input(layer, args, None if mask is None else mask.shape)
+                    stack[0].notes.setdefault(one, set()).add(layer.index)
+                    one.on_layer(HeadOutputs(layer, forward, output))
+
+    return entered
+
+
+def _listeners(module: nn.Module) -> list[tuple[_Capture, Layer, list[ForwardPass]]]:
+    """Who listens to a module in this thread, and the passes that it is in, the outermost first."""
+    captures = _CAPTURES.get(module, {})
+    mine = [one for one in captures if one.thread == threading.get_ident()]
+    drop_dead()
+    found = []
+    for one in mine or captures:
+        stack = [call.forward for call in running_calls() if call.capture is one]
+        if stack:
+            found.append((one, captures[one], stack))
+    return found
+
+
+def _nearest(stack: list[ForwardPass]) -> ForwardPass:
+    """A head may read the tokens and hand embeddings on: the pass is then the nearest one that knows its tokens."""
+    return next((its for its in reversed(stack) if its.input_ids is not None), stack[-1])
+
+
+def _interface_call(
+    layer: Layer, forward: ForwardPass, output: Tensor, query: Tensor, key: Tensor, args: tuple, kwargs: dict
+) -> HeadOutputs:
     batch, heads, length, _ = query.shape
     if output.ndim != 4 or output.shape[:3] != (batch, length, heads):
         raise AttnExtError(
@@ -286,25 +227,21 @@ def _deliver(
             f"{layer.name} got {length} queries and {key.shape[2]} keys: the pass continues a cache; give the whole "
             "text at once, with use_cache=False"
         )
-    # a head may read the tokens and hand embeddings on: the pass is then the nearest one that knows its tokens
-    forward = next((its for its in reversed(stack) if its.input_ids is not None), stack[-1])
     scaling, causal, window = (kwargs.get(name) for name in ("scaling", "is_causal", "sliding_window"))
     mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
     modifiers = [name for name in _MODIFIERS if kwargs.get(name) is not None]
     if window is not None and length > window and getattr(mask, "ndim", 0) != 4:
         modifiers.append("sliding_window")
-    one.on_layer(
-        HeadOutputs(
-            layer,
-            forward,
-            output.detach().transpose(1, 2),
-            query.detach(),
-            key.detach(),
-            mask,
-            query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-            bool(getattr(layer.module, "is_causal", True) if causal is None else causal),
-            tuple(modifiers),
-        )
+    return HeadOutputs(
+        layer,
+        forward,
+        output.detach().transpose(1, 2),
+        query.detach(),
+        key.detach(),
+        mask,
+        query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        bool(getattr(layer.module, "is_causal", True) if causal is None else causal),
+        tuple(modifiers),
     )
 
 
@@ -339,7 +276,15 @@ def _end(one: _Capture) -> Callable:
         ended = [*call.over, call.forward]
         if places[-1]:
             mine[places[-1] - 1].over += ended
-        elif one.on_end is not None:
+            return
+        ran = call.forward.notes.pop(one, set())
+        silent = [layer.name for layer in one.projections if layer.index not in ran]
+        if silent:
+            raise AttnExtError(
+                f"{silent[0]} was not called in the pass (its weights may be used without it, as in "
+                "torch.nn.MultiheadAttention): nothing can be read there; name another module"
+            )
+        if one.on_end is not None:
             with torch.no_grad():
                 for forward in ended:
                     one.on_end(forward)

@@ -50,8 +50,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 # How the host's models call the same two numbers, most usual first.
-_HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
-_HEAD_DIMS = ("attention_head_size", "head_dim", "head_size")
+HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
+HEAD_DIMS = ("attention_head_size", "head_dim", "head_size")
 
 # The argument for the cache: 5.24 names it ``cache``; before, it was ``past_key_values``.
 CACHE_ARGUMENTS = ("cache", "past_key_values")
@@ -152,20 +152,25 @@ def stock_type(model_type: str) -> str:
 def attention_shape(module: nn.Module) -> tuple[int, int] | None:
     """Return ``(number of query heads, head_dim)`` of an attention module, or None where it does not say."""
     config = getattr(module, "config", None)
-    heads = _first_int(module, config, _HEAD_COUNTS)
+
+    def said(names: tuple[str, ...]) -> int | None:
+        own = first_int(module, names)
+        return first_int(config, names) if own is None else own
+
+    heads = said(HEAD_COUNTS)
     if heads is None:
         return None
-    head_dim = _first_int(module, config, _HEAD_DIMS)
+    head_dim = said(HEAD_DIMS)
     if head_dim is None:
-        width = _first_int(module, config, ("embed_dim", "hidden_size"))
+        width = said(("embed_dim", "hidden_size"))
         head_dim = width // heads if width and width % heads == 0 else None
     return None if head_dim is None else (heads, head_dim)
 
 
-def _first_int(module: nn.Module, config: Any, names: tuple[str, ...]) -> int | None:
-    for holder in (module, config):
-        for name in names:
-            value = getattr(holder, name, None)
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
+def first_int(holder: Any, names: tuple[str, ...]) -> int | None:
+    """The first of ``names`` that is a whole number in ``holder``, or None."""
+    for name in names:
+        value = getattr(holder, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
     return None

@@ -10,8 +10,11 @@
 :mod:`.measures` (what is counted in one text, and by chance), :mod:`.sums` and :mod:`.stream` (streamed, with a
 bootstrap), :mod:`.summarise` and :mod:`.results` (tables).
 
-:mod:`.run` takes files of texts (:mod:`.corpus`) as :mod:`.config` says, resumable (:mod:`.run_folder`), and writes
-tables, :mod:`.figures`, :mod:`.findings` in words, and one :mod:`.report` with a head :mod:`.browser`.
+Models outside the host's attention interface are read at their output projections (``projections=``).
+
+:mod:`.run` takes files of texts (:mod:`.corpus`, :mod:`.cutting`) as :mod:`.config` says, resumable
+(:mod:`.run_folder`), and writes tables, :mod:`.figures`, :mod:`.findings` in words, and one :mod:`.report` with a head
+:mod:`.browser`.
 """
 
 from .annotate import Annotation, annotate, sentence_starts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -52,6 +53,29 @@ def sentence_starts(text: str, language: str = "en") -> list[int]:
     return [0, *starts[1:]] if starts else []
 
 
+def segment_starts(text: str, boundaries: Sequence[str]) -> list[int]:
+    """Where the segments of ``text`` begin: behind each of ``boundaries``, the longer before the shorter.
+
+    White space and boundaries that follow at once belong to the segment before them.
+
+    Example:
+        >>> segment_starts("CCO.CC(=O)O>>CCOC(C)=O", [".", ">>"])
+        [0, 4, 13]
+    """
+    ends = "|".join(re.escape(one) for one in sorted(boundaries, key=len, reverse=True))
+    starts = [match.end() for match in re.finditer(rf"(?:(?:{ends})\s*)+", text)]
+    return [0, *(start for start in starts if start < len(text))] if text.strip() else []
+
+
+def check_boundaries(boundaries: Sequence[str] | None) -> None:
+    """Raise unless these are strings that can end a segment, or None."""
+    if boundaries is None:
+        return
+    listed = None if isinstance(boundaries, str) else list(boundaries)
+    if not listed or not all(isinstance(one, str) and one.strip() for one in listed):
+        raise AttnExtError(f"boundaries must be a list of strings such as ['.', '>>'], got {short(boundaries)}")
+
+
 def check_language(language: str) -> None:
     """Raise unless it has the form of a code: the splitter takes any other word for English."""
     if not isinstance(language, str) or not re.fullmatch("[a-z]{2,3}(-[a-z0-9]{2,9})*", language):
@@ -65,6 +89,8 @@ def annotate(
     truncation: bool = False,
     max_length: int | None = None,
     language: str = "en",
+    boundaries: Sequence[str] | None = None,
+    pad_to: int | None = None,
     first: int = 0,
 ) -> Annotation:
     """Tokenise ``texts`` and find each token's sentence and word.
@@ -75,6 +101,8 @@ def annotate(
         truncation: cut longer texts to ``max_length`` tokens.
         max_length: the longest text, special tokens included; None is any.
         language: for the sentence splitter.
+        boundaries: strings that end a segment, see :func:`segment_starts`; None finds sentences.
+        pad_to: the least length of the batch in tokens, filled up with padding.
         first: the number of the first text, for messages.
 
     Raises:
@@ -112,7 +140,7 @@ def annotate(
             "truncation=True"
         )
     pad = next((p for p in (tokenizer.pad_token_id, tokenizer.eos_token_id) if p is not None), 0)
-    shape = (len(lengths), longest)
+    shape = (len(lengths), max(longest, pad_to or 0))
     ids, mask = np.full(shape, pad), np.zeros(shape, dtype=np.int64)
     special, sentences, words = np.ones(shape, dtype=bool), np.full(shape, -1), np.full(shape, -1)
     for row, length in enumerate(lengths):
@@ -120,8 +148,24 @@ def annotate(
         special[row, :length] = np.array(encoded["special_tokens_mask"][row], dtype=bool)
         ends = np.array(encoded["offset_mapping"][row], dtype=np.int64).reshape(-1, 2)[:, 1]
         # by its last character: in some vocabularies a token begins with the space before it
-        found = np.searchsorted(sentence_starts(texts[row], language), ends - 1, side="right") - 1
+        starts = segment_starts(texts[row], boundaries) if boundaries else sentence_starts(texts[row], language)
+        found = np.searchsorted(starts, ends - 1, side="right") - 1
         sentences[row, :length] = np.where(special[row, :length], -1, np.maximum(found, 0))
         of_word = [-1 if word is None else word for word in encoded.word_ids(row)]
         words[row, :length] = np.where(special[row, :length], -1, of_word)
     return Annotation(torch.from_numpy(ids), torch.from_numpy(mask), special, sentences, words)
+
+
+def shuffled(annotation: Annotation, seed: int) -> Annotation:
+    """A control: each text's tokens in random order, while special tokens, padding and sentences stay where they were.
+
+    The order hangs on the text's token ids and ``seed`` alone, never on the batch.
+    """
+    ids, words = annotation.input_ids.clone(), annotation.words.copy()
+    for row, special in enumerate(annotation.special):
+        places = np.flatnonzero(~special)
+        its = ids[row, places].numpy()
+        key = hashlib.blake2b(its.astype("<i8").tobytes(), digest_size=16, key=f"shuffle {seed}".encode()).digest()
+        order = np.random.default_rng(int.from_bytes(key, "little")).permutation(len(places))
+        ids[row, places], words[row, places] = torch.from_numpy(its[order]), words[row, places][order]
+    return dataclasses.replace(annotation, input_ids=ids, words=words)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import AttnExtError
-from ..integration.capture import max_tokens
-from .annotate import annotate, sentence_starts
+from ..integration.capturable import max_tokens
+from .annotate import annotate, segment_starts, sentence_starts
 from .options import special_ids
 from .probe import ContextSimilarityProbe
 from .similarity import high_counts, pairs_of, select_high
@@ -68,6 +69,9 @@ def browse(
     percent: float = 1.0,
     max_length: int | None = None,
     language: str = "en",
+    boundaries: Sequence[str] | None = None,
+    projections: Sequence[str] | str | None = None,
+    num_heads: int | None = None,
     budget: int = BUDGET,
 ) -> list[BrowserText]:
     """Run texts through the model and keep what the browser shows.
@@ -77,15 +81,26 @@ def browse(
         layers, heads: as of the probe.
         percent: which pairs are high.
         max_length: the longest text in tokens, special ones included.
-        language: for the sentence splitter.
+        language, boundaries: for sentences or segments.
+        projections, num_heads: as of the probe.
         budget: bytes, of all texts.
 
     Returns:
         One entry a text of two tokens or more; none where the model has so many heads that nothing fits.
     """
     texts = list(texts)
-    probe = ContextSimilarityProbe(model, tokenizer, layers, heads, keep=("matrices",))
-    maps = len(probe.layers) * len(probe.heads)
+    probe = functools.partial(
+        ContextSimilarityProbe,
+        model,
+        tokenizer,
+        layers,
+        heads,
+        keep=("matrices",),
+        projections=projections,
+        num_heads=num_heads,
+    )
+    first = probe()
+    maps = len(first.layers) * len(first.heads)
     while texts:
         limit = int((2 * budget * 3 / 4 / (len(texts) * maps)) ** 0.5)
         if limit >= _LEAST_TOKENS:
@@ -93,28 +108,24 @@ def browse(
         texts.pop()
     found = []
     for text in texts:
-        one = _browsed(model, tokenizer, text, layers, heads, percent, min(limit, max_length or limit), language)
+        options = {"language": language, "boundaries": boundaries}
+        one = _browsed(probe, text, percent, min(limit, max_length or limit), options)
         found += [one] if one is not None else []
     return found
 
 
 def _browsed(
-    model: Any,
-    tokenizer: Any,
-    text: str,
-    layers: Sequence[int] | None,
-    heads: Sequence[int] | None,
-    percent: float,
-    limit: int,
-    language: str,
+    make_probe: Callable[[], ContextSimilarityProbe], text: str, percent: float, limit: int, options: dict[str, Any]
 ) -> BrowserText | None:
+    probe = make_probe()
+    model, tokenizer = probe.model, probe.tokenizer
     length = min(each for each in (limit, _MOST_TOKENS, max_tokens(model)) if each is not None)
-    options = {"truncation": True, "max_length": length, "language": language}
+    options = {"truncation": True, "max_length": length, **options}
     known = annotate([text], tokenizer, **options)
     places = np.flatnonzero(~known.special[0] & ~np.isin(known.input_ids[0].numpy(), list(special_ids(tokenizer))))
     if len(places) < 2:
         return None
-    with ContextSimilarityProbe(model, tokenizer, layers, heads, keep=("matrices",)) as probe:
+    with probe:
         probe.feed([text], 1, **options)
     pairs = pairs_of(len(places))
     counts = high_counts(len(pairs[0]), (percent,))
@@ -150,19 +161,24 @@ def _shown(tokenizer: Any, token: int) -> str:
     return text.strip() or repr(text)[1:-1] or str(tokenizer.convert_ids_to_tokens(token))
 
 
-def choose_texts(texts: Sequence[str], count: int, language: str = "en") -> list[str]:
+def choose_texts(
+    texts: Sequence[str], count: int, language: str = "en", boundaries: Sequence[str] | None = None
+) -> list[str]:
     """``count`` texts spread evenly over ``texts``, of two sentences or more where one is near.
 
     Example:
         >>> choose_texts(["One.", "Two. Three.", "Four."], 1)
         ['Two. Three.']
     """
+
+    def sentences(text: str) -> int:
+        return len(segment_starts(text, boundaries) if boundaries else sentence_starts(text, language))
+
     chosen: dict[str, None] = {}
     for number in range(min(count, len(texts))):
         start = number * len(texts) // count
         near = [text for text in texts[start : start + 50] if text not in chosen] or list(texts[start : start + 1])
-        good = (text for text in near if len(sentence_starts(text, language)) > 1)
-        chosen[next(good, near[0])] = None
+        chosen[next((text for text in near if sentences(text) > 1), near[0])] = None
     return list(chosen)
 
 

@@ -12,12 +12,14 @@ from typing import Any
 from ..config_tools import from_mapping
 from ..errors import AttnExtError
 from ..yaml_files import apply_overrides, read_mapping
+from .annotate import check_boundaries
 from .options import CONTROLS, whole
 
 # What may differ between a run and the run that goes on with it: no number of the statistics hangs on these.
 FREE = ("out", "save_every", "browse", "progress", "processes")
 # Fields that the command line has an option for; the others are set with --set.
-OPTIONS = ("batch_size", "max_length", "layers", "heads", "percents", "sample", "seed", "limit", "words", "browse")
+OPTIONS = ("batch_size", "max_length", "layers", "heads", "percents", "sample", "seed", "limit", "words", "tokens")
+OPTIONS += ("browse", "projections", "num_heads")
 
 
 @dataclasses.dataclass
@@ -30,13 +32,21 @@ class ProbeConfig:
         out: the folder for everything that is written.
         text_column: the texts' field or column, in formats that have such.
         words: cut documents into texts of so many words; None leaves them whole.
+        tokens: cut documents into texts of exactly so many tokens, special ones included; what is left at a document's
+            end is left out. It sets ``max_length`` and ``truncation``.
         limit: draw so many of the texts, by the seed; None takes all.
         batch_size: texts a pass.
         max_length: the longest text in tokens, special ones included; None is what the model takes.
         truncation: cut longer texts; otherwise one is an error.
         language: for the sentence splitter.
+        boundaries: strings that end a segment; segments then take the place of sentences.
+        shuffle_tokens: a control: each text's tokens in an order drawn from them and the seed, while special tokens and
+            sentences stay where they were.
+        pad_to: the least length of a batch in tokens; the same for all rounds float32 alike in batches of any size.
         layers: numbers from 0, or patterns of module names; None is all.
         heads: numbers from 0; None is all.
+        projections, num_heads: of a model outside the attention interface: patterns of the names of its output
+            projections, and how many heads they take where its configuration does not say.
         percents: which pairs are high: the top percentages of each text's pairs; findings speak of the first.
         sample: the share of texts that the controls and the attention map are taken on.
         controls: other similarities on the sample, of ``"cosine"`` and ``"attention"`` (``A A^T``).
@@ -54,13 +64,19 @@ class ProbeConfig:
     out: str
     text_column: str = "text"
     words: int | None = None
+    tokens: int | None = None
     limit: int | None = None
     batch_size: int = 8
     max_length: int | None = None
     truncation: bool = False
     language: str = "en"
+    boundaries: list[str] | None = None
+    shuffle_tokens: bool = False
+    pad_to: int | None = None
     layers: list[int | str] | None = None
     heads: list[int] | None = None
+    projections: list[str] | None = None
+    num_heads: int | None = None
     percents: list[float] = dataclasses.field(default_factory=lambda: [1.0, 2.0, 5.0])
     sample: float = 1 / 16
     controls: list[str] = dataclasses.field(default_factory=lambda: list(CONTROLS))
@@ -75,13 +91,20 @@ class ProbeConfig:
     def __post_init__(self) -> None:
         if not self.texts:
             raise AttnExtError("texts names no file; give --texts, or the field 'texts'")
-        for name in ("words", "limit", "batch_size", "save_every", "processes"):
+        for name in ("words", "tokens", "num_heads", "pad_to", "limit", "batch_size", "save_every", "processes"):
             value = getattr(self, name)
             if value is not None:
                 whole(value, 1, name)
         if self.max_length is not None:
             whole(self.max_length, 4, "max_length")
         whole(self.browse, 0, "browse")
+        if self.tokens is not None:
+            if self.words is not None:
+                raise AttnExtError(f"documents are cut by words ({self.words}) or by tokens ({self.tokens}), not both")
+            if self.max_length not in (None, self.tokens):
+                raise AttnExtError(f"max_length is {self.max_length}, tokens {self.tokens}; leave max_length out")
+            self.max_length, self.truncation = self.tokens, True
+        check_boundaries(self.boundaries)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import AttnExtError, suggest
+from .cutting import Cut, whole_texts
 
 FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
-_WORD = re.compile(r"\S+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Corpus:
         texts: no blank ones.
         places: where each comes from, such as ``"speeches.jsonl, line 3"``.
         files: the files, as they were named.
-        blank: how many blank texts were left out.
+        blank: how many blank texts were left out, and of those that are cut to tokens, how many too short ones.
         drawn_from: how many there were before ``limit``.
     """
 
@@ -50,14 +49,14 @@ class Corpus:
 
 
 def read_corpus(
-    files: list[str], column: str = "text", words: int | None = None, limit: int | None = None, seed: int = 0
+    files: list[str], column: str = "text", cut: Cut = whole_texts, limit: int | None = None, seed: int = 0
 ) -> Corpus:
     """Read files of texts.
 
     Args:
         files: .txt (a text a line), .jsonl, .csv, .tsv or .parquet.
         column: the field of the texts in formats that have fields.
-        words: cut every text into texts of so many words; the last one may be shorter.
+        cut: what makes texts of each: :func:`.cutting.by_words`, :func:`.cutting.by_tokens`, or nothing.
         limit: draw so many, by ``seed``, in the files' order.
 
     Raises:
@@ -65,34 +64,25 @@ def read_corpus(
     """
     texts, places, blank = [], [], 0
     for name in files:
-        before = len(texts)
+        before, solid = len(texts), False
         for place, text in _read(Path(name), column):
             if not isinstance(text, str):
                 what = "is empty" if text is None else f"is {text!r}, not text"
                 raise AttnExtError(f"{name}, {place}: {column!r} {what}")
-            pieces = list(_cut(text, words))
+            pieces = cut(text)
             blank += not pieces
+            solid |= bool(text.strip())
             for number, piece in enumerate(pieces):
                 texts.append(piece)
                 places.append(f"{name}, {place}" + (f", part {number + 1}" if len(pieces) > 1 else ""))
         if len(texts) == before:
-            raise AttnExtError(f"file {name!r} holds no text; name one that does")
+            what = "texts that are all too short" if solid else "no text"
+            raise AttnExtError(f"file {name!r} holds {what}; name one that does")
     total = len(texts)
     if limit is not None and limit < total:
         kept = np.sort(np.random.default_rng([seed, 2]).permutation(total)[:limit])
         texts, places = [texts[at] for at in kept], [places[at] for at in kept]
     return Corpus(texts, places, list(files), blank, total)
-
-
-def _cut(text: str, words: int | None) -> Iterator[str]:
-    if words is None:
-        if text.strip():
-            yield text
-        return
-    spans = [match.span() for match in _WORD.finditer(text)]
-    for start in range(0, len(spans), words):
-        part = spans[start : start + words]
-        yield text[part[0][0] : part[-1][1]]
 
 
 def _read(path: Path, column: str) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import AttnExtError, short, suggest
-from ..integration.capture import Layer
+from ..integration.capturable import Layer
 
 KEEPS = ("statistics", "matrices")
 CONTROLS = ("cosine", "attention")

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AttnExtError, short
-from ..integration.capture import (
-    ForwardPass,
-    HeadOutputs,
-    capturable_layers,
-    capture,
-    causal_model,
-    config_special_ids,
-    max_tokens,
-    token_reader,
-)
-from .annotate import annotate, check_language
+from ..integration.capturable import capturable_layers, causal_model, config_special_ids, max_tokens, token_reader
+from ..integration.capture import ForwardPass, HeadOutputs, capture
+from ..integration.projections import call_options, projection_layers
+from .annotate import annotate, check_boundaries, check_language, shuffled
+from .kept import KeptMatrices
+from .notes import notes
 from .options import (
     CONTROLS,
     KEEPS,
@@ -70,6 +64,12 @@ class ContextSimilarityProbe:
         separators: tokens whose attention is the separator focus.
         bootstrap: replicates of the bootstrap over texts.
         seed: of the bootstrap, the null model and the sample.
+        projections: of a model outside the attention interface, transformers' or your own: patterns of the names of
+            its layers' output projections, such as ``"*.attention.output.dense"``. Heads are then what a projection is
+            given, (batch, tokens, heads * size), split head by head: of a model that interleaves its heads that is
+            wrong, and nothing can tell. Tokens and padding are its arguments ``input_ids`` and ``attention_mask``;
+            there are no queries and keys, so nothing of the attention map.
+        num_heads: of those projections, where the model's configuration does not say.
 
     Raises:
         AttnExtError: a model that cannot be captured, layers or heads that it has not, an unknown word in ``keep``.
@@ -94,9 +94,18 @@ class ContextSimilarityProbe:
         separators: Sequence[str] = (".", ","),
         bootstrap: int = 64,
         seed: int = 0,
+        projections: Sequence[str] | str | None = None,
+        num_heads: int | None = None,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.layers = choose_layers(capturable_layers(model), layers)
+        self._named = {"projections": projections, "num_heads": num_heads}
+        if projections is not None:
+            there = projection_layers(model, projections, num_heads)
+        elif num_heads is not None:
+            raise AttnExtError(f"num_heads ({short(num_heads)}) is of projections, and there are none; leave it out")
+        else:
+            there = capturable_layers(model)
+        self.layers = choose_layers(there, layers)
         self.heads = choose_heads(self.layers, heads)
         self.keep = words(keep, KEEPS, "keep")
         settings = Settings(
@@ -105,7 +114,7 @@ class ContextSimilarityProbe:
             percents=percents_of(percents),
             replicates=whole(bootstrap, 2, "bootstrap"),
             sample=share(sample),
-            controls=words(controls, CONTROLS, "controls"),
+            controls=tuple(one for one in words(controls, CONTROLS, "controls") if self._has(one)),
             separators=tokens_of(separators),
             seed=whole(seed, 0, "seed"),
         )
@@ -113,8 +122,7 @@ class ContextSimilarityProbe:
         special = special_ids(tokenizer) if tokenizer is not None else config_special_ids(model)
         known = None if tokenizer is None else token_ids(tokenizer, settings.separators)
         self._stream = Stream(settings, special, known)
-        self._matrices: list[tuple[ForwardPass, dict[int, Tensor]]] = []
-        self._lock = threading.Lock()
+        self._kept = KeptMatrices([layer.index for layer in self.layers], "matrices" in self.keep)
         self._open: contextlib.ExitStack | None = None
         self._gathered = False
 
@@ -147,6 +155,9 @@ class ContextSimilarityProbe:
         truncation: bool = False,
         max_length: int | None = None,
         language: str = "en",
+        boundaries: Sequence[str] | None = None,
+        shuffle_tokens: bool = False,
+        pad_to: int | None = None,
     ) -> int:
         """Run texts through the model, in evaluation mode, with the words and sentences of their tokens known.
 
@@ -158,6 +169,13 @@ class ContextSimilarityProbe:
             truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
             max_length: the longest text in tokens, special ones included; None is what the model takes.
             language: of the texts, for the sentence splitter: a code, such as ``"de"``.
+            boundaries: strings that end a segment, such as ``[".", ">>"]`` of reactions; segments then take the place
+                of sentences.
+            shuffle_tokens: a control: each text's tokens in an order drawn from them and the probe's seed, while
+                special tokens and sentences stay where they were.
+            pad_to: the least length of a batch in tokens. The same for all batches, products have one shape, and
+                float32 is rounded alike in batches of any size, as far as the machine's library does so; otherwise a
+                pair may change places with one that is equal but for the last bits.
 
         Returns:
             How many texts were fed.
@@ -177,10 +195,17 @@ class ContextSimilarityProbe:
         batch_size = whole(batch_size, 1, "batch_size")
         max_length = None if max_length is None else whole(max_length, 1, "max_length")
         check_language(language)
+        check_boundaries(boundaries)
+        pad_to = None if pad_to is None else whole(pad_to, 1, "pad_to")
         limit = max_tokens(self.model)
         limits = [each for each in (limit, max_length) if each is not None]
-        reader = token_reader(self.model)
-        extra = {"use_cache": False} if causal_model(self.model) else {}
+        if pad_to is not None and limit is not None and pad_to > limit:
+            raise AttnExtError(f"pad_to is {pad_to}, the model takes {limit} tokens at most")
+        reader = token_reader(self.model, self.layers)
+        if self._projected:
+            extra = call_options(reader)
+        else:
+            extra = {"use_cache": False} if causal_model(self.model) else {}
         device = next(reader.parameters()).device
         modes = [(module, module.training) for module in self.model.modules()]
         count, source = 0, iter(texts)
@@ -193,8 +218,12 @@ class ContextSimilarityProbe:
                     truncation=truncation,
                     max_length=min(limits, default=None),
                     language=language,
+                    boundaries=boundaries,
+                    pad_to=pad_to,
                     first=count,
                 )
+                if shuffle_tokens:
+                    annotation = shuffled(annotation, self._stream.settings.seed)
                 self._check_ids(annotation.input_ids, reader)
                 fed(annotation)
                 reader(
@@ -220,12 +249,7 @@ class ContextSimilarityProbe:
         Raises:
             AttnExtError: the probe keeps no matrices, has not this layer, or has seen no pass.
         """
-        self._check_keeps_matrices()
-        indices = [each.index for each in self.layers]
-        if layer not in indices:
-            raise AttnExtError(f"the probe has no layer {layer!r}; it has {', '.join(map(str, indices))}")
-        self._check_seen()
-        return _joined([of_layer[layer] for _, of_layer in self._matrices])
+        return self._kept.matrices(layer)
 
     def tokens(self) -> tuple[Tensor | None, Tensor]:
         """Token ids (B, N), None where a pass was given embeddings, and the padding mask, True = real token.
@@ -235,11 +259,7 @@ class ContextSimilarityProbe:
         Raises:
             AttnExtError: the probe keeps no matrices, or has seen no pass.
         """
-        self._check_keeps_matrices()
-        self._check_seen()
-        ids = [forward.input_ids for forward, _ in self._matrices]
-        mask = _joined([forward.attention_mask for forward, _ in self._matrices])
-        return (None if any(each is None for each in ids) else _joined(ids)), mask
+        return self._kept.tokens()
 
     def statistics(self) -> ProbeStatistics:
         """All statistics so far, each with chance levels and an interval; may be called at any time.
@@ -276,7 +296,7 @@ class ContextSimilarityProbe:
             },
             counts,
             settings,
-            self._notes(counts, settings, *left_out),
+            notes(counts, settings, self.tokenizer is not None, self._projected, left_out),
         )
 
     def report(self, path: str | os.PathLike, texts: Sequence[str] = (), **options: Any) -> Path:
@@ -296,9 +316,9 @@ class ContextSimilarityProbe:
         statistics = self.statistics()
         if texts and self._open is not None:
             raise AttnExtError("report(texts=...) runs the model, which would count: call it after the block")
-        layers = [layer.index for layer in self.layers]
-        percent = statistics.settings["percents"][0]
-        browsed = browse(self.model, self.tokenizer, texts, layers, self.heads, percent=percent) if texts else []
+        layers, percent = [layer.index for layer in self.layers], statistics.settings["percents"][0]
+        wanted = {"percent": percent, **self._named}
+        browsed = browse(self.model, self.tokenizer, texts, layers, self.heads, **wanted) if texts else []
         return write_report(statistics, path, browser=browsed, **options)
 
     def state_dict(self) -> dict[str, Any]:
@@ -356,55 +376,21 @@ class ContextSimilarityProbe:
         self._stream.on_end(forward)
         kept = forward.notes.pop(self, None)
         if kept is not None:
-            with self._lock:
-                self._matrices.append((forward, kept))
+            self._kept.add(forward, kept)
+
+    @property
+    def _projected(self) -> bool:
+        """Whether heads are read at the output projections."""
+        return self.layers[0].projection
+
+    def _has(self, control: str) -> bool:
+        return control != "attention" or not self._projected
 
     def _check_ids(self, ids: Tensor, reader: nn.Module) -> None:
-        known = getattr(reader.get_input_embeddings(), "num_embeddings", None)
+        embeddings = getattr(reader, "get_input_embeddings", lambda: None)()
+        known = getattr(embeddings, "num_embeddings", None)
         if known is not None and int(ids.max()) >= known:
             raise AttnExtError(
                 f"the tokenizer gives token id {int(ids.max())}, the model knows 0 to {known - 1}; give the model's "
                 "own tokenizer"
             )
-
-    def _check_keeps_matrices(self) -> None:
-        if "matrices" not in self.keep:
-            raise AttnExtError("this probe keeps no matrices: ContextSimilarityProbe(model, keep=('matrices',))")
-
-    def _check_seen(self) -> None:
-        if not self._matrices:
-            raise AttnExtError(
-                "the probe has seen no forward pass; run model(**inputs) or probe.feed(texts) inside the block"
-            )
-
-    def _notes(self, counts: dict[str, int], settings: dict[str, Any], left_out: int, rows: int) -> list[str]:
-        notes = []
-        if not counts["sentences"]:
-            notes.append("No sentences were known: sentence statistics need probe.feed(texts), which has the offsets.")
-        if self.tokenizer is None:
-            notes.append("Without a tokenizer, special tokens are those of the model's configuration.")
-        if settings["sample"] and not counts["sampled"]:
-            notes.append(
-                f"No text fell into the sample of {settings['sample']:.4g} of the texts: no controls and nothing "
-                "of the attention map; feed more texts, or set sample=1."
-            )
-        if left_out:
-            notes.append(
-                f"{left_out} of {rows} rows of attention maps have no weight on tokens that are not special, or "
-                "weights that cancel (signed kernels): left out of the separator focus, and zero for the region."
-            )
-        if counts["texts"] < 20:
-            notes.append(f"Intervals from {counts['texts']} texts are too narrow; 20 are the least to rely on.")
-        if counts["skipped"]:
-            notes.append(f"{counts['skipped']} texts of fewer than two tokens have no pairs and were left out.")
-        return notes
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """Along the batch, the other axes filled up with zeros at the end; a single part as it is."""
-    if len(parts) == 1:
-        return parts[0]
-    longest = max(part.shape[-1] for part in parts)
-    axes = parts[0].ndim - 1 if parts[0].ndim == 2 else 2
-    filled = [nn.functional.pad(part, (0, longest - part.shape[-1]) * axes) for part in parts]
-    return torch.cat(filled)

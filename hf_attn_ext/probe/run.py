@@ -15,12 +15,13 @@ from torch import nn
 
 from ..errors import AttnExtError
 from ..files import written_beside
-from ..integration.capture import max_tokens
+from ..integration.capturable import max_tokens
 from ..processes import check_processes
 from ..progress import Progress
 from .browser import browse, choose_texts
 from .config import FREE, ProbeConfig
 from .corpus import Corpus, read_corpus
+from .cutting import Cut, by_tokens, by_words, whole_texts
 from .figures import draw, save_figures
 from .probe import ContextSimilarityProbe
 from .report import versions, write_report
@@ -90,9 +91,11 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
         separators=config.separators,
         bootstrap=config.bootstrap,
         seed=config.seed,
+        projections=config.projections,
+        num_heads=config.num_heads,
     )
-    corpus = read_corpus(config.texts, config.text_column, config.words, config.limit, config.seed)
     _check_length(model, tokenizer, config)
+    corpus = read_corpus(config.texts, config.text_column, _cut(config, tokenizer), config.limit, config.seed)
     if not config.truncation:
         _check_texts(model, tokenizer, config, corpus)
     folder = RunFolder(config.out, state.process_index, state.num_processes)
@@ -104,7 +107,8 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
         probe.merge(saved)
     model.to(state.device)
     step = -(-config.save_every // config.batch_size) * config.batch_size
-    options = {"truncation": config.truncation, "max_length": config.max_length, "language": config.language}
+    names = ("truncation", "max_length", "language", "boundaries", "shuffle_tokens", "pad_to")
+    options = {name: getattr(config, name) for name in names}
     shown = config.progress and state.is_main_process
     with Progress("probe", len(mine), done, shown) as progress, probe:
         for start in range(done, len(mine), step):
@@ -131,7 +135,9 @@ def write_run(run: ProbeRun, model: nn.Module, tokenizer: Any) -> list[Path]:
     write_rows(statistics, files[1])
     drawings = draw(statistics)
     files += save_figures(drawings, run.folder / "figures")
-    texts = choose_texts(run.corpus.texts, config.browse, config.language)
+    # the browser would show the texts as they are written
+    browsable = [] if config.shuffle_tokens else run.corpus.texts
+    texts = choose_texts(browsable, config.browse, config.language, config.boundaries)
     browsed = browse(
         model,
         tokenizer,
@@ -141,13 +147,16 @@ def write_run(run: ProbeRun, model: nn.Module, tokenizer: Any) -> list[Path]:
         percent=statistics.settings["percents"][0],
         max_length=config.max_length,
         language=config.language,
+        boundaries=config.boundaries,
+        projections=config.projections,
+        num_heads=config.num_heads,
     )
     path = write_report(
         statistics,
         run.report,
         browser=browsed,
         provenance=provenance(run, model),
-        title=f"What the heads of {config.model} compare",
+        title=f"What the heads of {Path(config.model).name if os.path.isdir(config.model) else config.model} compare",
         drawings=drawings,
     )
     return [*files, path]
@@ -167,16 +176,27 @@ def provenance(run: ProbeRun, model: nn.Module) -> dict[str, Any]:
     """Where the numbers come from, by name."""
     config, corpus = run.config, run.corpus
     drawn = f", drawn from {corpus.drawn_from:,}" if corpus.drawn_from != len(corpus) else ""
-    blank = f", {corpus.blank:,} blank ones left out" if corpus.blank else ""
+    kind = "blank or short" if config.tokens else "blank"
+    blank = f", {corpus.blank:,} {kind} ones left out" if corpus.blank else ""
+    mixed = "; a control: each one's tokens are shuffled" if config.shuffle_tokens else ""
+    ends = " ".join(config.boundaries or ())
+    segments = {"sentences": f"segments that end with {ends}, in their place"} if ends else {}
     return {
         "model": f"{config.model} ({type(model).__name__})",
         "files": ", ".join(corpus.files),
-        "texts": f"{len(corpus):,}{drawn}{blank}",
+        "texts": f"{len(corpus):,}{drawn}{blank}{mixed}",
+        **segments,
         "command": config.command(),
         "longest text": f"{config.max_length or max_tokens(model) or 'any'} tokens"
         + (", longer ones cut" if config.truncation else ""),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
     }
+
+
+def _cut(config: ProbeConfig, tokenizer: Any) -> Cut:
+    if config.tokens is not None:
+        return by_tokens(config.tokens, tokenizer)
+    return whole_texts if config.words is None else by_words(config.words)
 
 
 def _processes() -> Any:
@@ -245,7 +265,7 @@ def _check_texts(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: 
             if len(ids) > limit:
                 raise AttnExtError(
                     f"{corpus.places[number]}: a text of {len(ids)} tokens, at most {limit} are taken; cut texts with "
-                    "--truncation, or documents into several with --words"
+                    "--truncation, or documents into several with --words or --tokens"
                 )
 
 

@@ -67,7 +67,7 @@ class Stream:
         if one is None:
             one = call.forward.notes[self] = self._begin(call.forward)
         heads = list(self.settings.heads)
-        if self.settings.sample:
+        if self.settings.sample and call.query is not None:
             check_followed(call)  # before the first text of the sample comes
         for text in one.texts:
             outputs = _rows(call.output[text.row], text.places)
@@ -110,6 +110,8 @@ class Stream:
         if "cosine" in controls:
             wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
             self._count(one, "cosine", layer, high_pairs(torch.nn.functional.normalize(wide, dim=-1), text), text)
+        if call.query is None:  # read at the output projection
+            return
         parts = []
         seen = visible_keys(call, text.row).cpu().numpy()
         for group in in_parts(len(self.settings.heads), call.output.shape[2]):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertModel
 
 from examples import assets
+from examples.assets_rxnfp import unmapped
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,6 +145,47 @@ def test_a_registry_out_of_reach_is_one_line(tmp_path):
 
 def test_an_unknown_asset_is_one_line(capsys):
     assert assets.main(["minilmm"]) == 2
-    assert (
-        capsys.readouterr().err == "assets: unknown asset 'minilmm'; there are: minilm, reviews, sapiens, sotu, mgm\n"
-    )
+    known = ", ".join(assets.BUILDERS)
+    assert capsys.readouterr().err == f"assets: unknown asset 'minilmm'; there are: {known}\n"
+
+
+@pytest.mark.parametrize(
+    ("mapped", "bare"),
+    [
+        ("[OH:5][CH3:1]>>[O-:5][c:2]1[nH:3]cccc1", "OC>>[O-]c1[nH]cccc1"),
+        ("Br[CH2:1][C@@H:2]([Cl:3])[N+:14](=[O:15])[O-:16]", "BrC[C@@H](Cl)[N+](=O)[O-]"),
+        ("[Si:26]([CH3:27])[13CH3:9].[NH3:40].[Mg+]", "[Si](C)[13CH3].N.[Mg+]"),
+        ("[n:4][pH:3][s:1]", "n[pH]s"),
+    ],
+)
+def test_map_numbers_are_taken_away(mapped, bare):
+    assert unmapped(mapped) == bare
+
+
+@pytest.mark.real
+@torch.no_grad()
+def test_the_reaction_model_knows_what_is_hidden():
+    """Where it was fetched: no unknown token, and of the masked tokens nine in ten are guessed."""
+    folder = assets.assets_root() / "rxnfp"
+    if not folder.is_dir():
+        pytest.skip("python examples/assets.py rxnfp fetches it")
+    model, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForMaskedLM, AutoTokenizer))
+    reactions = (folder / "reactions.txt").read_text(encoding="utf-8").splitlines()
+    assert len(reactions) == len(set(reactions)) == 47449 and all(one.count(">>") == 1 for one in reactions)
+    torch.manual_seed(0)
+    right = masked = 0
+    for reaction in reactions[::1500]:
+        ids = tokenizer(reaction, return_tensors="pt")["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        hidden = torch.rand(ids.shape) < 0.15
+        hidden[:, 0] = hidden[:, -1] = False
+        guessed = model.eval()(ids.masked_fill(hidden, tokenizer.mask_token_id)).logits.argmax(-1)
+        right, masked = right + int((guessed == ids)[hidden].sum()), masked + int(hidden.sum())
+    assert right / masked > 0.88
+
+
+def test_large_assets_are_fetched_only_by_name(monkeypatch):
+    asked = []
+    monkeypatch.setattr(assets, "ensure", lambda name: asked.append(name))
+    assert assets.main([]) == 0 and asked == ["minilm", "reviews", "sapiens", "sotu", "mgm"]
+    assert assets.main(["rxnfp"]) == 0 and asked[-1] == "rxnfp"

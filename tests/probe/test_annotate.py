@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.probe import annotate, sentence_starts
+from hf_attn_ext.probe.annotate import annotate, check_boundaries, segment_starts, sentence_starts, shuffled
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,34 @@ def test_padding_uses_some_token_where_none_is_named():
     bare = planted.word_tokenizer()
     bare.pad_token = None
     assert annotate(["Word1 word2.", "Word1."], bare).attention_mask.tolist() == [[1] * 5, [1, 1, 1, 1, 0]]
+
+
+def test_segments_end_where_they_are_told_to():
+    starts = segment_starts("CCO.CC(=O)O>>CCOC(C)=O.", [".", ">>"])
+    assert starts == [0, 4, 13]
+    assert segment_starts("a>b >> . c", [">", ">>", "."]) == [0, 2, 9] and segment_starts("abc", ["."]) == [0]
+    for wrong in (".", [], [" "], [1]):
+        with pytest.raises(AttnExtError, match="boundaries must be a list of strings"):
+            check_boundaries(wrong)
+
+
+def test_segments_take_the_place_of_sentences(tokenizer):
+    text = "Word1 word2, word3. word4, word5"
+    assert annotate([text], tokenizer, boundaries=[","]).sentences.tolist() == [[-1, 0, 0, 0, 1, 1, 1, 1, 2, -1]]
+
+
+def test_shuffled_tokens_move_and_sentences_stay(tokenizer):
+    texts = ["Word1 word2 word3. Word4 word5 word6.", "Word7, word8."]
+    known = annotate(texts, tokenizer)
+    mixed = shuffled(known, 3)
+    assert (mixed.sentences == known.sentences).all() and (mixed.special == known.special).all()
+    ids, before = mixed.input_ids, known.input_ids
+    assert (ids[0] != before[0]).any() and (ids[known.special] == before[known.special]).all()
+    assert (ids.sort(1).values == before.sort(1).values).all()
+    # the same text has the same order in any batch, another seed another
+    alone = shuffled(annotate(texts[1:], tokenizer), 3).input_ids[0]
+    assert (alone == ids[1, : len(alone)]).all()
+    assert (shuffled(known, 4).input_ids[0] != ids[0]).any()
+    ids_of_word = dict(zip(before[0].tolist(), known.words[0].tolist(), strict=True))
+    unique = [i for i in ids[0].tolist() if before[0].tolist().count(i) == 1 and i > 4]
+    assert all(mixed.words[0][ids[0].tolist().index(i)] == ids_of_word[i] for i in unique)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.probe.corpus import _cut, read_corpus
+from hf_attn_ext.probe.corpus import read_corpus
+from hf_attn_ext.probe.cutting import by_words
 
 TEXTS = ["One two. Three?", 'A "quoted", text.', "é ü"]
 
@@ -46,7 +47,7 @@ def test_several_files_follow_one_another_and_a_draw_keeps_their_order(files):
 @settings(max_examples=40, deadline=None)
 @given(st.text(alphabet="ab. \n\t", max_size=60), st.integers(1, 5))
 def test_cutting_loses_no_word_and_keeps_the_space_between(text, words):
-    parts = list(_cut(text, words))
+    parts = by_words(words)(text)
     assert [word for part in parts for word in part.split()] == text.split()
     assert all(part in text and 1 <= len(part.split()) <= words for part in parts)
     assert all(len(part.split()) == words for part in parts[:-1])

@@ -15,7 +15,7 @@ import yaml
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeConfig, ProbeStatistics, load_probe_config
-from hf_attn_ext.probe.run import run_statistics, write_rows
+from hf_attn_ext.probe.run import provenance, run_statistics, write_rows
 
 TEXTS = planted.make_texts(10) + planted.make_texts(5, sentences=2, seed=1)
 
@@ -200,3 +200,33 @@ def test_the_written_json_reads_back(config, tmp_path):
     assert ProbeStatistics.from_json(tmp_path / "statistics.json").to_json() == json.dumps(
         statistics.to_dict(), allow_nan=False
     )
+
+
+def test_documents_are_cut_to_exactly_so_many_tokens(config):
+    found = run(dataclasses.replace(config, tokens=12))
+    counts = found.statistics.counts
+    assert found.config.max_length == 12 and found.config.truncation
+    assert counts["tokens"] == 10 * len(found.corpus) and counts["padding"] == 0 and counts["texts"] > 0
+    assert "--tokens 12" in found.config.command()
+    for fields, said in ({"words": 3}, "by words .3. or by tokens .12., not both"), ({"max_length": 9}, "leave max"):
+        with pytest.raises(AttnExtError, match=said):
+            dataclasses.replace(config, tokens=12, **fields)
+
+
+def test_the_control_of_shuffled_tokens(config):
+    plain = run(config).statistics
+    other = dataclasses.replace(config, shuffle_tokens=True, out=config.out + "-shuffled")
+    found = run(other)
+    mixed = found.statistics
+    counts = [{k: v for k, v in table.counts.items() if k != "sampled"} for table in (plain, mixed)]
+    assert counts[0] == counts[1]
+    assert "each one's tokens are shuffled" in provenance(found, planted.small_bert())["texts"]
+    chance = [table.get("within_sentence").chance for table in (plain, mixed)]
+    assert np.allclose(*chance)  # sentences have stayed
+    assert not np.allclose(*[table.get("within_sentence").values for table in (plain, mixed)])
+
+
+def test_segments_in_place_of_sentences(config):
+    other = dataclasses.replace(config, boundaries=["word1 ", "word2 "], out=config.out + "-segments")
+    found = run(other)
+    assert "segments that end with word1  word2 " in provenance(found, planted.small_bert())["sentences"]

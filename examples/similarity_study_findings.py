@@ -1,0 +1,396 @@
+"""The source's findings one by one (arXiv 2512.21956), and when numbers agree with them; thresholds are ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from hf_attn_ext.probe import ProbeStatistics, Statistic
+from hf_attn_ext.probe.findings import Level, level_of, percentage
+
+WHOLE = 0.75  # of the mean distance of all pairs: "across the whole text"
+ALIKE = 0.8  # overlap with the distances of all pairs: "nearly uniform"
+THIRD = 1 / 3
+MOST = 0.9  # of the trained model's excess over chance: "also where tokens are shuffled"
+# The source's head that finds repetitions, counted from 0 and from 1; it does not say which.
+NAMED_HEADS = ((11, 8), (10, 7))
+_UNLEARNT = "agrees, but a model that learnt nothing gives as much"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One finding.
+
+    Attributes:
+        key: a short name.
+        source: what the source says, in our words.
+        seen: what the number is.
+        level: the number, its interval and chance levels.
+        untrained, shuffled: the same of the controls; None where there is none.
+        verdict: in words.
+        rule: what had to hold for it, where that is not what it mostly is: above chance by the interval.
+        show: the number as text.
+    """
+
+    key: str
+    source: str
+    seen: str
+    level: Level
+    untrained: Level | None
+    shuffled: Level | None
+    verdict: str
+    rule: str
+    show: Callable[[float], str]
+
+
+def tokens(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3g}"
+
+
+def judge(holds: bool, level: Level, untrained: Level | None, shuffled: Level | None = None, sign: int = 1) -> str:
+    """Whether the claim holds, and if so whether nearness, no learning at all, or no language has as much."""
+    if math.isnan(level.interval[0]):
+        return "too few texts to tell"
+    if not holds:
+        return "does not agree"
+    matched = not math.isnan(level.matched)
+
+    def excess(its: Level) -> float:
+        return sign * (its.value - (its.matched if matched else its.chance))
+
+    if matched and sign * level.excess_matched[0 if sign > 0 else 1] <= 0:
+        return "agrees, but chance explains it: pairs at the same distances have as much"
+    if untrained is not None and excess(untrained) >= excess(level):
+        return _UNLEARNT
+    if shuffled is not None and excess(shuffled) >= MOST * excess(level):
+        return "agrees, also where tokens are shuffled: no language is needed"
+    return "agrees"
+
+
+def statistic(table: ProbeStatistics | None, name: str, measure: str = "dot") -> Statistic | None:
+    """The statistic at the first percentage, or None where it was not taken."""
+    for one in table.statistics if table is not None else ():
+        if one.name == name and one.measure == measure and np.isfinite(one.values).any():
+            return one
+    return None
+
+
+def overlaps(table: ProbeStatistics) -> np.ndarray:
+    """(L, H): how much of the high pairs' distances is like those of all pairs, one less the total variation."""
+    shares, chance = np.array(table.distances["values"])[0], np.array(table.distances["chance"])[0]
+    return 1 - 0.5 * np.abs(shares - chance).sum(-1)
+
+
+def best(one: Statistic) -> tuple[int, int]:
+    """The head that is farthest above pairs at the same distances, by the lower bound of its interval."""
+    low = one.excess_matched_interval[..., 0]
+    return tuple(int(at) for at in np.unravel_index(np.nan_to_num(low, nan=-np.inf).argmax(), low.shape))
+
+
+def bare(value: float) -> Level:
+    """A number without interval and chance."""
+    nothing = (math.nan, math.nan)
+    return Level(value, nothing, math.nan, math.nan, nothing, nothing)
+
+
+def rows(tables: Mapping[str, ProbeStatistics]) -> list[Row]:
+    """Every finding that the statistics of ``tables["trained"]`` speak of."""
+    trained = tables["trained"]
+    found = [*_distances(tables)]
+    for name, make in (
+        ("within_sentence", _within),
+        ("separator_focus", _separators),
+        ("repeated_tokens", _repeated),
+        ("unique_tokens", _unique),
+        ("top_token", _top),
+        ("region", _region),
+        ("noise", _noise),
+    ):
+        one = statistic(trained, name)
+        if one is not None:
+            found += make(one, tables)
+    return found
+
+
+def _others(
+    tables: Mapping[str, ProbeStatistics], name: str, layer: int, head: int | None = None
+) -> list[Level | None]:
+    """The level of either control at the same place."""
+    found = []
+    for which in ("untrained", "shuffled"):
+        one = statistic(tables.get(which), name)
+        found.append(None if one is None else level_of(one, layer, head))
+    return found
+
+
+def _row(
+    key: str,
+    source: str,
+    seen: str,
+    one: Statistic,
+    tables: Mapping[str, ProbeStatistics],
+    layer: int,
+    head: int | None,
+    holds: Callable[[Level], bool],
+    rule: str,
+    sign: int = 1,
+    chosen: bool = False,
+) -> Row:
+    """A finding about one head, or the mean over a layer's; ``chosen`` heads are compared with the control's best."""
+    level = level_of(one, layer, head)
+    untrained, shuffled = _others(tables, one.name, layer, head)
+    if chosen and untrained is not None:
+        other = statistic(tables["untrained"], one.name)
+        untrained = level_of(other, *best(other))
+    where = f"layer {one.layers[layer]}"
+    if one.heads is not None:
+        where += f", mean of {len(one.heads)} heads" if head is None else f" head {one.heads[head]}"
+    show = tokens if one.name == "distance" else percentage
+    verdict = judge(holds(level), level, untrained, shuffled, sign)
+    return Row(key, source, f"{where}, {seen}", level, untrained, shuffled, verdict, rule, show)
+
+
+def _distances(tables: Mapping[str, ProbeStatistics]) -> list[Row]:
+    one = statistic(tables["trained"], "distance")
+    middle = len(one.layers) // 2
+    first, between = level_of(one, 0), level_of(one, middle)
+    far = _row(
+        "far early",
+        "early layers compare over long ranges",
+        f"mean distance of high pairs in tokens (middle layer {tokens(between.value)})",
+        one,
+        tables,
+        0,
+        None,
+        lambda level: level.interval[0] > between.interval[1],
+        "the mean distance is above the middle layer's, intervals apart; the untrained model's first layer is nearer",
+    )
+    if far.verdict.startswith("agrees"):  # here chance is what the claim says
+        learnt = far.untrained is None or far.untrained.value < first.value
+        far = dataclasses.replace(far, verdict="agrees" if learnt else _UNLEARNT)
+    shares = {name: overlaps(table).mean(1) for name, table in tables.items()}
+    uniform = shares["trained"][0] >= max(ALIKE, shares["trained"][middle])
+    verdict = "agrees" if uniform else "does not agree"
+    if uniform and "untrained" in shares and shares["untrained"][0] >= shares["trained"][0]:
+        verdict = _UNLEARNT
+    alike = Row(
+        "uniform early",
+        "... and nearly uniformly",
+        f"layer {one.layers[0]}, overlap with the distances of all pairs (middle layer "
+        f"{percentage(shares['trained'][middle])}, last {percentage(shares['trained'][-1])})",
+        bare(shares["trained"][0]),
+        *(bare(shares[name][0]) if name in shares else None for name in ("untrained", "shuffled")),
+        verdict,
+        f"the overlap is at least {ALIKE:g}, and no less than the middle layer's; the untrained model's is less",
+        percentage,
+    )
+    near = _row(
+        "near in the middle",
+        "middle layers compare over short ranges",
+        "mean distance of high pairs in tokens",
+        one,
+        tables,
+        middle,
+        None,
+        lambda level: level.excess[1] < 0 and level.value < first.value,
+        "the mean distance is below that of all pairs by its interval, and below the first layer's",
+        sign=-1,
+    )
+    return [far, alike, near]
+
+
+def _within(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
+    last, means = len(one.layers) - 1, one.values.mean(1)
+    top = int(means.argmax())
+    count = int((means > THIRD).sum())
+    return [
+        _row(
+            "sentence at the end",
+            "last layers compare inside the sentence",
+            "high pairs inside one sentence",
+            one,
+            tables,
+            last,
+            None,
+            lambda level: level.excess[0] > 0,
+            "",
+        ),
+        _row(
+            "a third inside",
+            "more than 33% of strong pairs lie inside one sentence, which is no chance",
+            f"the most of all layers ({count} of {len(means)} layers exceed a third)",
+            one,
+            tables,
+            top,
+            None,
+            lambda level: level.interval[0] > THIRD,
+            "above a third by its interval",
+        ),
+    ]
+
+
+def _separators(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
+    last, means = len(one.layers) - 1, one.values.mean(1)
+    shown = " and ".join(f'"{each}"' for each in tables["trained"].settings["separators"])
+    found = [
+        _row(
+            "separators at the end",
+            f"in the last layers attention rests on separators ({shown})",
+            f"attention on them, of that on tokens that are not special (most in layer {one.layers[means.argmax()]}: "
+            f"{percentage(means.max())})",
+            one,
+            tables,
+            last,
+            None,
+            lambda level: level.excess[0] > 0,
+            "",
+        )
+    ]
+    special = statistic(tables["trained"], "special_focus")
+    if special is not None:
+        others = _others(tables, "special_focus", last)
+        found.append(
+            Row(
+                "special tokens",
+                "(ours: heads may rest on such tokens and do nothing)",
+                f"layer {one.layers[last]}, mean of {len(one.heads)} heads, attention on special tokens",
+                level_of(special, last),
+                *others,
+                "measured; no claim",
+                "",
+                percentage,
+            )
+        )
+    return found
+
+
+def has_named_head(layers: Sequence[int], heads: Sequence[int]) -> bool:
+    """Whether the source's head is there: only of a model as deep as its own, whichever way it counts."""
+    return len(layers) == 12 and any(layer in layers and head in heads for layer, head in NAMED_HEADS)
+
+
+def _repeated(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
+    at = best(one)
+    found = [
+        _row(
+            "repetitions",
+            "some heads find repetitions",
+            "the clearest: high pairs of one token id",
+            one,
+            tables,
+            *at,
+            lambda level: level.excess[0] > 0,
+            "above chance by its interval; the untrained model is taken by its own clearest head",
+            chosen=True,
+        )
+    ]
+    for layer, head in NAMED_HEADS:
+        if has_named_head(one.layers, one.heads) and layer in one.layers and head in one.heads:
+            counted = "0" if (layer, head) == NAMED_HEADS[0] else "1"
+            place = one.layers.index(layer), one.heads.index(head)
+            found.append(
+                _row(
+                    f"head 8 of layer 11, from {counted}",
+                    f"head 8 of layer 11 finds them (counted from {counted})",
+                    "high pairs of one token id",
+                    one,
+                    tables,
+                    *place,
+                    lambda level: level.excess[0] > 0,
+                    "",
+                )
+            )
+    distance = statistic(tables["trained"], "distance")
+    far = _row(
+        "repetitions far apart",
+        "... across the whole text",
+        "mean distance of its high pairs in tokens",
+        distance,
+        tables,
+        *at,
+        lambda level: level.interval[0] >= WHOLE * level.chance,
+        f"its mean distance is at least {WHOLE:g} of that of all pairs, by its interval",
+    )
+    verdict = "agrees" if far.verdict.startswith("agrees") else far.verdict  # that head alone is spoken of
+    return [*found, dataclasses.replace(far, verdict=verdict)]
+
+
+def _unique(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
+    return [
+        _row(
+            "own token",
+            "each head has a most common token of its own",
+            "distinct most common tokens, over heads (100%: a token a head)",
+            one,
+            tables,
+            len(one.layers) - 1,
+            None,
+            lambda level: level.excess[0] > 0,
+            "above what heads with random pairs have, by its interval",
+        )
+    ]
+
+
+def _top(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
+    return [
+        _row(
+            "one token",
+            "a head's pairs gather around that token",
+            "ends of high pairs that the most common token takes",
+            one,
+            tables,
+            len(one.layers) - 1,
+            None,
+            lambda level: level.excess[0] > 0,
+            "",
+        )
+    ]
+
+
+def _region(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
+    return [
+        _row(
+            "region",
+            "regions of high attention delineate those of high similarity",
+            "high pairs that are also among as many of the highest attention",
+            one,
+            tables,
+            len(one.layers) - 1,
+            None,
+            lambda level: level.excess[0] > 0,
+            "",
+        )
+    ]
+
+
+def _noise(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
+    signal, last = statistic(tables["trained"], "signal"), len(one.layers) - 1
+    at = np.unravel_index(np.nan_to_num(one.values).argmax(), one.values.shape)
+    more = int((one.excess_interval[..., 0] > 0).sum())
+    noise = _row(
+        "noise",
+        "... and some has none (noise), which may be pruned",
+        "the noisiest: high pairs of neither",
+        one,
+        tables,
+        *(int(place) for place in at),
+        lambda level: True,
+        "",
+    )
+    return [
+        _row(
+            "signal",
+            "similarity shows linguistic relation (signal)",
+            "high pairs of one sentence or one token id",
+            signal,
+            tables,
+            last,
+            None,
+            lambda level: level.excess[0] > 0,
+            "",
+        ),
+        dataclasses.replace(noise, verdict=f"measured; {more} of {one.values.size} heads have more than by chance"),
+    ]

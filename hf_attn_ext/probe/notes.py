@@ -1,0 +1,44 @@
+"""What a reader of statistics must know of their gaps, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def notes(
+    counts: Mapping[str, int], settings: Mapping[str, Any], tokenizer: bool, projected: bool, left_out: tuple[int, int]
+) -> list[str]:
+    """Sentences for :attr:`.results.ProbeStatistics.notes`.
+
+    Args:
+        counts, settings: of the statistics.
+        tokenizer: whether the probe has one.
+        projected: whether heads were read at output projections.
+        left_out: how many rows of attention maps could not be normalised again, and how many there are.
+    """
+    found = []
+    if not counts["sentences"]:
+        found.append("No sentences were known: sentence statistics need probe.feed(texts), which has the offsets.")
+    if not tokenizer:
+        found.append("Without a tokenizer, special tokens are those of the model's configuration.")
+    if projected:
+        found.append(
+            "Heads were read at the output projections, where there are no queries and keys: left out is what needs "
+            "the attention map (separator_focus, special_focus, region, and A A^T as a control)."
+        )
+    if settings["sample"] and not counts["sampled"]:
+        found.append(
+            f"No text fell into the sample of {settings['sample']:.4g} of the texts: no controls and nothing "
+            "of the attention map; feed more texts, or set sample=1."
+        )
+    if left_out[0]:
+        found.append(
+            f"{left_out[0]} of {left_out[1]} rows of attention maps have no weight on tokens that are not special, or "
+            "weights that cancel (signed kernels): left out of the separator focus, and zero for the region."
+        )
+    if counts["texts"] < 20:
+        found.append(f"Intervals from {counts['texts']} texts are too narrow; 20 are the least to rely on.")
+    if counts["skipped"]:
+        found.append(f"{counts['skipped']} texts of fewer than two tokens have no pairs and were left out.")
+    return found
