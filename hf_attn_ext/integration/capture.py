@@ -84,6 +84,19 @@ class HeadOutputs:
     causal: bool
     modifiers: tuple[str, ...] = ()
 
+    def check_single(self, listener: Any) -> None:
+        """Raise where ``listener`` got this layer in the same pass before: whose heads would be mixed up.
+
+        Raises:
+            AttnExtError: it did.
+        """
+        seen = self.forward.notes.setdefault((listener, "layers"), set())
+        if self.layer.index in seen:
+            raise AttnExtError(
+                f"{self.layer.name} ran more than once in a pass: layers that share weights are not told apart"
+            )
+        seen.add(self.layer.index)
+
 
 class _Capture:
     """One open capture: its listeners, and the thread that opened it."""
@@ -175,6 +188,18 @@ def max_tokens(model: nn.Module) -> int | None:
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:
             return table.num_embeddings - table.padding_idx - 1
     return length if isinstance(length, int) else None
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode; then each of its modules is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextlib.contextmanager

@@ -12,6 +12,9 @@ bootstrap), :mod:`.summarise` and :mod:`.results` (tables).
 
 :mod:`.run` takes files of texts (:mod:`.corpus`) as :mod:`.config` says, resumable (:mod:`.run_folder`), and writes
 tables, :mod:`.figures`, :mod:`.findings` in words, and one :mod:`.report` with a head :mod:`.browser`.
+
+:mod:`.segmentation` cuts a text by what its sentences are to the heads (:mod:`.sentence_vectors`, :mod:`.boundaries`);
+:mod:`.segmentation_scores` compares with true borders.
 """
 
 from .annotate import Annotation, annotate, sentence_starts
@@ -21,6 +24,9 @@ from .probe import ContextSimilarityProbe
 from .report import write_report
 from .results import ProbeStatistics, Statistic
 from .run import ProbeRun, run_probe
+from .segmentation import Segmentation, segment, segment_sentences
+from .segmentation_scores import segmentation_scores
+from .sentence_vectors import SentenceVectors, sentence_vectors
 from .similarity import similarity_matrices
 
 __all__ = [
@@ -30,12 +36,18 @@ __all__ = [
     "ProbeConfig",
     "ProbeRun",
     "ProbeStatistics",
+    "Segmentation",
+    "SentenceVectors",
     "Statistic",
     "annotate",
     "findings",
     "load_probe_config",
     "run_probe",
+    "segment",
+    "segment_sentences",
+    "segmentation_scores",
     "sentence_starts",
+    "sentence_vectors",
     "similarity_matrices",
     "write_report",
 ]

@@ -24,6 +24,7 @@ from ..integration.capture import (
     capture,
     causal_model,
     config_special_ids,
+    evaluating,
     max_tokens,
     token_reader,
 )
@@ -31,6 +32,7 @@ from .annotate import annotate, check_language
 from .options import (
     CONTROLS,
     KEEPS,
+    check_ids,
     check_tokenizer,
     choose_heads,
     choose_layers,
@@ -182,31 +184,28 @@ class ContextSimilarityProbe:
         reader = token_reader(self.model)
         extra = {"use_cache": False} if causal_model(self.model) else {}
         device = next(reader.parameters()).device
-        modes = [(module, module.training) for module in self.model.modules()]
         count, source = 0, iter(texts)
-        self.model.eval()
-        try:
-            while batch := list(itertools.islice(source, batch_size)):
-                annotation = annotate(
-                    batch,
-                    self.tokenizer,
-                    truncation=truncation,
-                    max_length=min(limits, default=None),
-                    language=language,
-                    first=count,
-                )
-                self._check_ids(annotation.input_ids, reader)
-                fed(annotation)
-                reader(
-                    input_ids=annotation.input_ids.to(device),
-                    attention_mask=annotation.attention_mask.to(device),
-                    **extra,
-                )
-                count += len(batch)
-        finally:
-            fed(None)
-            for module, training in modes:
-                module.training = training
+        with evaluating(self.model):
+            try:
+                while batch := list(itertools.islice(source, batch_size)):
+                    annotation = annotate(
+                        batch,
+                        self.tokenizer,
+                        truncation=truncation,
+                        max_length=min(limits, default=None),
+                        language=language,
+                        first=count,
+                    )
+                    check_ids(annotation.input_ids, reader)
+                    fed(annotation)
+                    reader(
+                        input_ids=annotation.input_ids.to(device),
+                        attention_mask=annotation.attention_mask.to(device),
+                        **extra,
+                    )
+                    count += len(batch)
+            finally:
+                fed(None)
         if not count:
             raise AttnExtError("there are no texts to feed; the list is empty")
         return count
@@ -339,12 +338,7 @@ class ContextSimilarityProbe:
             self._stream.merge(state)
 
     def _on_layer(self, call: HeadOutputs) -> None:
-        seen = call.forward.notes.setdefault((self, "layers"), set())
-        if call.layer.index in seen:
-            raise AttnExtError(
-                f"{call.layer.name} ran more than once in a pass: layers that share weights are not told apart"
-            )
-        seen.add(call.layer.index)
+        call.check_single(self)
         if "statistics" in self.keep:
             self._stream.on_layer(call)
         if "matrices" in self.keep:
@@ -358,14 +352,6 @@ class ContextSimilarityProbe:
         if kept is not None:
             with self._lock:
                 self._matrices.append((forward, kept))
-
-    def _check_ids(self, ids: Tensor, reader: nn.Module) -> None:
-        known = getattr(reader.get_input_embeddings(), "num_embeddings", None)
-        if known is not None and int(ids.max()) >= known:
-            raise AttnExtError(
-                f"the tokenizer gives token id {int(ids.max())}, the model knows 0 to {known - 1}; give the model's "
-                "own tokenizer"
-            )
 
     def _check_keeps_matrices(self) -> None:
         if "matrices" not in self.keep:
