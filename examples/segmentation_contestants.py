@@ -13,7 +13,7 @@ from hf_attn_ext.probe.boundaries import highest, standardised
 from hf_attn_ext.probe.segmentation import cut
 from hf_attn_ext.probe.segmentation_scores import segmentation_scores
 
-PENALTIES = tuple(np.round(np.arange(0.1, 1.25, 0.1), 1).tolist())
+PENALTIES = tuple(np.round(np.arange(0.2, 3.1, 0.2), 1).tolist())
 DEVIATIONS = (-0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 SCATTER_WEIGHTS = (-0.4, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.4)
 DEPTH_WEIGHTS = (-0.6, -0.3, -0.1, 0.1, 0.3, 0.6)
@@ -53,16 +53,19 @@ def layer_sets(layers: int) -> list[list[int]]:
     return [chosen for place, chosen in enumerate(sets) if chosen not in sets[:place]]
 
 
-def similarity_options(readings: list[str], layers: int) -> Iterator[Option]:
-    product = itertools.product(readings, layer_sets(layers), ("cosine", "dot"), methods())
-    for reading, chosen, similarity, method in product:
+def similarity_options(reading: str, layers: int, *names: str) -> Iterator[Option]:
+    product = itertools.product(layer_sets(layers), ("cosine", "dot"), methods(*names))
+    for chosen, similarity, method in product:
         yield {"reading": reading, "layers": chosen, "similarity": similarity, **method}
 
 
-def methods() -> Iterator[Option]:
-    yield {"method": "scatter"}
-    for block in BLOCKS:
-        yield {"method": "depth", "block": block}
+def methods(*names: str) -> Iterator[Option]:
+    """The ways to cut of these names; all without a name."""
+    if "scatter" in names or not names:
+        yield {"method": "scatter"}
+    if "depth" in names or not names:
+        for block in BLOCKS:
+            yield {"method": "depth", "block": block}
 
 
 def with_threshold(options: Iterator[Option] | list[Option], known: bool) -> Iterator[Option]:
@@ -130,20 +133,27 @@ def by_chance(data: Data, option: Option, known: bool) -> list[int]:
     return rivals.by_chance(data.count, data.segments(known), np.random.default_rng(seed))
 
 
-def contestants(known: bool, layers: int, tuned: dict[str, Option]) -> Iterator[tuple[str, Callable, list[Option]]]:
+def contestants(
+    known: bool, layers: int, tuned: dict[str, tuple[Callable, Option, float]]
+) -> Iterator[tuple[str, Callable, list[Option]]]:
     """Name, how it cuts, and the options it may choose from; what is ``tuned`` already may be used."""
-    embedded = [{"centred": centred, **method} for centred in (False, True) for method in methods()]
+
+    def embedded(method: str) -> list[Option]:
+        return [{"centred": centred, **each} for centred in (False, True) for each in methods(method)]
+
     plain = {
-        "similarity": (by_similarity, similarity_options(["sentence"], layers)),
-        "similarity, windows": (by_similarity, similarity_options(["window"], layers)),
+        "similarity, scatter": (by_similarity, similarity_options("sentence", layers, "scatter")),
+        "similarity, depth": (by_similarity, similarity_options("sentence", layers, "depth")),
+        "similarity, windows": (by_similarity, similarity_options("window", layers)),
         "separator focus": (by_focus, focus_options(layers)),
-        "random weights": (by_similarity, similarity_options(["random"], layers)),
-        "embeddings, depth": (by_embeddings, [one for one in embedded if one["method"] == "depth"]),
-        "embeddings, scatter": (by_embeddings, [one for one in embedded if one["method"] == "scatter"]),
+        "random weights": (by_similarity, similarity_options("random", layers)),
+        "embeddings, scatter": (by_embeddings, embedded("scatter")),
+        "embeddings, depth": (by_embeddings, embedded("depth")),
     }
     for name, (way, options) in plain.items():
         yield name, way, list(with_threshold(options, known))
-    options = with_threshold(both_options(tuned["similarity"], layers), known)
+    alone = min((tuned[f"similarity, {method}"] for method in ("scatter", "depth")), key=lambda row: row[2])
+    options = with_threshold(both_options(alone[1], layers), known)
     yield "similarity and focus", by_similarity, list(options)
     tilings = [{"tiling": tiling, "threshold": "nltk"} for tiling in TILINGS]
     if not known:
@@ -156,11 +166,9 @@ def contestants(known: bool, layers: int, tuned: dict[str, Option]) -> Iterator[
 def tune(training: list[Data], known: bool, layers: int) -> dict[str, tuple[Callable, Option, float]]:
     """Each contestant's way, its options of the least mean Pk on the training documents, and that Pk."""
     tuned: dict[str, tuple[Callable, Option, float]] = {}
-    best: dict[str, Option] = {}
-    for name, way, options in contestants(known, layers, best):
+    for name, way, options in contestants(known, layers, tuned):
         means = [np.mean([score(data, way, option, known)["pk"] for data in training]) for option in options]
         place = int(np.argmin(means))
-        best[name] = options[place]
         tuned[name] = way, options[place], float(means[place])
     return tuned
 

@@ -11,13 +11,14 @@ RESAMPLES = 2000
 METRICS = ("pk", "windowdiff", "f1")
 REFERENCE = "embeddings, depth"
 CONTESTANTS = {  # name: what it is, colour
-    "similarity": ("ours: sentences read one by one", "#2a7f62"),
+    "similarity, scatter": ("ours: sentences read one by one", "#2a7f62"),
+    "similarity, depth": ("ours: the same, cut by TextTiling's depth score", "#55a384"),
     "similarity, windows": ("ours: read in windows of {window} tokens, as in the source", "#7fbf9f"),
     "separator focus": ("ours: attention on the separator at a sentence's end", "#c9a227"),
     "similarity and focus": ("ours: both", "#1d5a45"),
     "random weights": ("control: ours, of an untrained model", "#b23b3b"),
-    "embeddings, depth": ("MiniLM's sentence embeddings, TextTiling's depth score", "#1f4fa3"),
-    "embeddings, scatter": ("MiniLM's sentence embeddings, cut as ours are", "#7d9bd1"),
+    "embeddings, scatter": ("MiniLM's sentence embeddings, cut the same way", "#1f4fa3"),
+    "embeddings, depth": ("the same, cut by TextTiling's depth score", "#7d9bd1"),
     "TextTiling": ("nltk, words alone", "#7a5aa6"),
     "equal lengths": ("no look at the text", "#8a8a8a"),
     "chance": ("borders anywhere", "#bdbdbd"),
@@ -96,18 +97,20 @@ def draw(report: dict[str, Any], example: Any, path: Path) -> None:
     figure = plt.figure(figsize=(13, 8.2), layout="constrained")
     grid = figure.add_gridspec(2, 2 * len(corpora), height_ratios=[1, 1.25])
     axis = figure.add_subplot(grid[0, :])
-    option = report["settings"]["known"]["tuned"]["similarity"]["options"]
+    option = report["settings"]["known"]["tuned"]["similarity, scatter"]["options"]
     found, scores = cut_with(example, option, True)
     gaps = np.arange(1, example.count)
     for border in example.document.borders:
         axis.axvline(border, color="#444444", linewidth=1, linestyle=":", zorder=0)
     axis.axhline(0, color="#bbbbbb", linewidth=0.8)
-    axis.plot(gaps, scores, color=CONTESTANTS["similarity"][1], linewidth=1.5, label="what a cut before it brings")
-    axis.plot(found, scores[np.array(found) - 1], "o", color=CONTESTANTS["similarity"][1], label="found")
+    axis.plot(
+        gaps, scores, color=CONTESTANTS["similarity, scatter"][1], linewidth=1.5, label="what a cut before it brings"
+    )
+    axis.plot(found, scores[np.array(found) - 1], "o", color=CONTESTANTS["similarity, scatter"][1], label="found")
     axis.plot([], [], color="#444444", linestyle=":", label="true")
     axis.set_title("Context similarity along one held-out document (number of pieces known)")
     axis.set_xlabel("sentence")
-    axis.set_ylabel("score (" + ("scatter" if option["method"] == "scatter" else "standard deviations") + ")")
+    axis.set_ylabel("less scatter")
     axis.set_xlim(0, example.count)
     axis.legend(fontsize=8, frameon=False, loc="upper right", ncols=3)
     panels = [(corpus, setting) for corpus in corpora for setting in report["settings"]]

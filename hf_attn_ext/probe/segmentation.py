@@ -90,7 +90,7 @@ def segment(
         threshold: by scatter, what a cut must bring; by depth and by focus, standard deviations above the mean; None
             is what was best on training texts.
         cue: ``"similarity"``, ``"focus"`` (of the separators), ``"both"``.
-        layers, heads: numbers from 0; None is the last layer, all heads.
+        layers, heads: numbers from 0; None is the last two layers, all heads.
         window: ``"sentence"``, sentences are read one by one; or tokens of overlapping windows.
         similarity: ``"dot"`` products of mean outputs, as in the source; or their ``"cosine"``.
         method: ``"scatter"`` or ``"depth"``, see :mod:`.boundaries`.

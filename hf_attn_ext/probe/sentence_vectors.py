@@ -96,7 +96,7 @@ def sentence_vectors(
     Args:
         model, tokenizer: as of :class:`.probe.ContextSimilarityProbe`.
         text: two sentences or more.
-        layers: numbers from 0 or patterns of names; None is the last layer.
+        layers: numbers from 0 or patterns of names; None is the last two.
         heads: numbers from 0; None is all.
         window: ``"sentence"``, each sentence is read by itself; or the tokens of a window, special ones included.
         focus: False does without attention maps.
@@ -114,7 +114,7 @@ def sentence_vectors(
         (12, 2, 32)
     """
     chosen = choose_layers(capturable_layers(model), layers)
-    chosen = chosen[-1:] if layers is None else chosen
+    chosen = chosen[-2:] if layers is None else chosen
     heads = choose_heads(chosen, heads)
     batch_size = whole(batch_size, 1, "batch_size")
     if tokenizer is None:

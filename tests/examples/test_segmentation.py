@@ -71,7 +71,7 @@ def test_everybody_takes_part_and_readings_are_kept(tiny_sources, tmp_path, caps
     again = json.loads((folder / "results.json").read_text())
     assert again["sizes"]["addresses"]["documents"] == 6
     first, second = (each["settings"]["known"]["documents"]["addresses"] for each in (report, again))
-    assert second["similarity"][:2] == first["similarity"][:2] and second["chance"][:2] == first["chance"][:2]
+    assert second["TextTiling"][:2] == first["TextTiling"][:2] and second["chance"][:2] == first["chance"][:2]
     assert second["embeddings, depth"][0] == first["embeddings, depth"][0]
     assert second["embeddings, depth"][1] != first["embeddings, depth"][1]
     assert segmentation.main([*arguments, "--pieces", "2"]) == 2

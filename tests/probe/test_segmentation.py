@@ -212,7 +212,7 @@ def test_the_focus_of_a_decoder_counts_what_is_seen(tokenizer):
     with torch.no_grad(), capture(model, calls.append):
         ids = torch.tensor([tokenizer(text)["input_ids"]])
         model(input_ids=ids, use_cache=False)
-    read = sentence_vectors(model, tokenizer, text, window=16)
+    read = sentence_vectors(model, tokenizer, text, layers=1, window=16)
     weights = attention_map(calls[-1], 0)[:, 1:-1, 1:-1]
     weights = weights / weights.sum(-1, keepdim=True)
     for number, end in enumerate((2, 4)):
@@ -312,6 +312,11 @@ def test_models_stock_and_converted(tokenizer, family, converted):
     assert len(segment(model, tokenizer, TEXT, segments=3, cue="focus").boundaries) == 2
 
 
+def test_without_layers_the_last_two_are_read(tokenizer):
+    model = planted.small_bert(num_hidden_layers=3)
+    assert sentence_vectors(model, tokenizer, TEXT).layers == (1, 2)
+
+
 def test_options_change_what_they_say(tokenizer):
     model = planted.small_bert().double()
     read = sentence_vectors(model, tokenizer, TEXT, layers=[0, 1])
@@ -322,7 +327,8 @@ def test_options_change_what_they_say(tokenizer):
     assert both.boundaries == high.boundaries
     one = read.of_layers(1)
     assert one.layers == (1,) and np.array_equal(one.focus[0], read.focus[1])
-    assert np.allclose(sentence_similarities(one), sentence_similarities(sentence_vectors(model, tokenizer, TEXT)))
+    read = sentence_vectors(model, tokenizer, TEXT, layers=1)
+    assert np.allclose(sentence_similarities(one), sentence_similarities(read))
     cosine = sentence_similarities(one)
     assert np.allclose(np.diagonal(cosine), 1.0)
     dots = sentence_similarities(one, "dot")
