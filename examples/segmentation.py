@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,10 @@ def run(options: argparse.Namespace) -> int:
         report["settings"][setting] = {
             "tuned": {name: {"options": option, "training_pk": pk} for name, (_, option, pk) in tuned.items()},
             "corpora": {name: reporting.summarised(rows) for name, rows in scores.items()},
+            "by_seed": {
+                name: np.reshape([row["pk"] for row in rows], (len(seeds), -1)).mean(1).tolist()
+                for name, rows in scores["addresses"].items()
+            },
             "documents": scores,
         }
     write_json(job.out / "results.json", report)
@@ -205,6 +210,8 @@ def run(options: argparse.Namespace) -> int:
     reporting.draw(report, corpora["addresses"][0], job.out / "results.png")
     print(text)
     print(f"written: {job.out}/results.json, .md, .png")
+    if options.progress:
+        print(f"[segmentation] processor time {time.process_time():.0f} s", file=sys.stderr)
     return 0
 
 

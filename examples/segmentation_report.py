@@ -9,7 +9,7 @@ import numpy as np
 
 RESAMPLES = 2000
 METRICS = ("pk", "windowdiff", "f1")
-REFERENCE = "embeddings, depth"
+REFERENCE = "embeddings, scatter"
 CONTESTANTS = {  # name: what it is, colour
     "similarity, scatter": ("ours: sentences read one by one", "#2a7f62"),
     "similarity, depth": ("ours: the same, cut by TextTiling's depth score", "#55a384"),
@@ -50,7 +50,12 @@ def markdown(report: dict[str, Any]) -> str:
     for corpus in report["settings"]["known"]["corpora"]:
         for setting, of_setting in report["settings"].items():
             lines += [*_table(report, corpus, setting, of_setting["corpora"][corpus]), ""]
-    lines += ["What each chose on the training documents, and its Pk there:", ""]
+    lines += ["Pk on the addresses by seed of the concatenation:", ""]
+    for setting, of_setting in report["settings"].items():
+        for name in ("similarity, scatter", REFERENCE):
+            means = ", ".join(f"{mean:.3f}" for mean in of_setting["by_seed"][name])
+            lines.append(f"- {setting} number, {name}: {means}")
+    lines += ["", "What each chose on the training documents, and its Pk there:", ""]
     for setting, of_setting in report["settings"].items():
         for name, row in of_setting["tuned"].items():
             chosen = ", ".join(f"{key} {_shown(value)}" for key, value in row["options"].items() if value is not None)

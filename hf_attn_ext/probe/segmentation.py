@@ -23,9 +23,9 @@ from .sentence_vectors import SENTENCE, SEPARATORS, SentenceVectors, sentence_ve
 CUES = ("similarity", "focus", "both")
 SIMILARITIES = ("cosine", "dot")
 METHODS = ("scatter", "depth")
-# Without a number of segments. Chosen on addresses of the training years by examples/segmentation.py.
-THRESHOLDS = {"scatter": 0.6, "depth": 0.5}
-FOCUS_WEIGHT = 0.1
+# For MiniLM; what examples/segmentation.py chose on addresses of the training years, without a number of segments.
+THRESHOLDS = {"scatter": 1.4, "depth": 0.75, "focus": 1.5}
+FOCUS_WEIGHT = 0.05
 BLOCK = 3
 
 
@@ -197,7 +197,8 @@ def cut(
     count = len(similarities) if similarities is not None else len(bonus) + 1
     if segments is not None and segments > count:
         raise AttnExtError(f"segments is {segments}, but the text has {count} sentences; give at most {count}")
-    threshold = THRESHOLDS[method] if threshold is None else threshold
+    if threshold is None:
+        threshold = THRESHOLDS["focus" if similarities is None else method]
     if similarities is not None and method == "scatter":
         price = np.zeros(count - 1) if bonus is None else -bonus
         price = price + (0.0 if segments is not None else threshold)

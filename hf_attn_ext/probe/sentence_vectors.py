@@ -195,7 +195,7 @@ class _Kept:
             self.sums[index] = torch.zeros(shape, dtype=torch.float64)
         for row, chunk in enumerate(self.chunks):
             own = slice(chunk.own - chunk.first + self.offset, chunk.own_end - chunk.first + self.offset)
-            outputs = call.output[row, self.heads, own].to("cpu", torch.float64)
+            outputs = call.output[row, self.heads, own].cpu().to(torch.float64)
             self.sums[index].index_add_(1, self.sentences[chunk.own : chunk.own_end], outputs)
             if self.focus:
                 self._focus(call, row, chunk)
@@ -206,7 +206,7 @@ class _Kept:
         if not len(owned):
             return
         tokens = slice(self.offset, self.offset + chunk.end - chunk.first)
-        attention = attention_map(call, row, self.heads)[:, tokens, tokens].to("cpu", torch.float64)
+        attention = attention_map(call, row, self.heads)[:, tokens, tokens].cpu().to(torch.float64)
         seen = visible_keys(call, row).cpu()
         seen = (seen if len(seen) == 1 else seen[self.heads])[:, tokens, tokens]
         total = attention.sum(-1)

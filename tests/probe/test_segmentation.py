@@ -132,7 +132,7 @@ def test_a_bonus_moves_a_border():
     bonus[9] = 50.0
     assert cut(vectors @ vectors.T, bonus, segments=2)[0] == [10]
     assert 10 in cut(vectors @ vectors.T, bonus, method="depth")[0]
-    assert cut(None, bonus, segments=2)[0] == [10]
+    assert cut(None, bonus, segments=2)[0] == cut(None, bonus)[0] == [10]
 
 
 # --- scores -------------------------------------------------------------------------------------------------------
