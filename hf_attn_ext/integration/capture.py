@@ -71,6 +71,19 @@ class HeadOutputs:
     causal: bool = False
     modifiers: tuple[str, ...] = ()
 
+    def check_single(self, listener: Any) -> None:
+        """Raise where ``listener`` got this layer in the same pass before: whose heads would be mixed up.
+
+        Raises:
+            AttnExtError: it did.
+        """
+        seen = self.forward.notes.setdefault((listener, "layers"), set())
+        if self.layer.index in seen:
+            raise AttnExtError(
+                f"{self.layer.name} ran more than once in a pass: layers that share weights are not told apart"
+            )
+        seen.add(self.layer.index)
+
 
 class _Capture:
     """One open capture: its listeners, its layers, and the thread that opened it."""
@@ -89,6 +102,18 @@ _ORIGINAL = AttentionInterface.get_interface
 
 # Keywords of the host's attention functions that change the weights.
 _MODIFIERS = ("position_bias", "softcap", "s_aux", "cu_seq_lens_q")
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode; then each of its modules is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextlib.contextmanager

@@ -15,6 +15,9 @@ Models outside the host's attention interface are read at their output projectio
 :mod:`.run` takes files of texts (:mod:`.corpus`, :mod:`.cutting`) as :mod:`.config` says, resumable
 (:mod:`.run_folder`), and writes tables, :mod:`.figures`, :mod:`.findings` in words, and one :mod:`.report` with a head
 :mod:`.browser`.
+
+:mod:`.segmentation` cuts a text by what its sentences are to the heads (:mod:`.sentence_vectors`, :mod:`.boundaries`);
+:mod:`.segmentation_scores` compares with true borders.
 """
 
 from .annotate import Annotation, annotate, sentence_starts
@@ -24,6 +27,9 @@ from .probe import ContextSimilarityProbe
 from .report import write_report
 from .results import ProbeStatistics, Statistic
 from .run import ProbeRun, run_probe
+from .segmentation import Segmentation, segment, segment_sentences
+from .segmentation_scores import segmentation_scores
+from .sentence_vectors import SentenceVectors, sentence_vectors
 from .similarity import similarity_matrices
 
 __all__ = [
@@ -33,12 +39,18 @@ __all__ = [
     "ProbeConfig",
     "ProbeRun",
     "ProbeStatistics",
+    "Segmentation",
+    "SentenceVectors",
     "Statistic",
     "annotate",
     "findings",
     "load_probe_config",
     "run_probe",
+    "segment",
+    "segment_sentences",
+    "segmentation_scores",
     "sentence_starts",
+    "sentence_vectors",
     "similarity_matrices",
     "write_report",
 ]

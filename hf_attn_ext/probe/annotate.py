@@ -82,6 +82,11 @@ def check_language(language: str) -> None:
         raise AttnExtError(f"language must be a code in small letters such as 'en' or 'de', got {short(language)}")
 
 
+def padding_id(tokenizer: Any) -> int:
+    """The id to pad with; any will do where the tokenizer has none, for padding is masked."""
+    return next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
+
+
 def annotate(
     texts: Sequence[str],
     tokenizer: Any,
@@ -139,7 +144,7 @@ def annotate(
             f"text {first + number} has {lengths[number]} tokens, the model takes {max_length}; shorten it, or set "
             "truncation=True"
         )
-    pad = next((p for p in (tokenizer.pad_token_id, tokenizer.eos_token_id) if p is not None), 0)
+    pad = padding_id(tokenizer)
     shape = (len(lengths), max(longest, pad_to or 0))
     ids, mask = np.full(shape, pad), np.zeros(shape, dtype=np.int64)
     special, sentences, words = np.ones(shape, dtype=bool), np.full(shape, -1), np.full(shape, -1)

@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch import Tensor, nn
+
 from ..errors import AttnExtError, short, suggest
 from ..integration.capturable import Layer
 
@@ -70,6 +72,17 @@ def check_tokenizer(tokenizer: Any) -> None:
         raise AttnExtError(
             f"tokenizer is {short(tokenizer)}, which is none; open it with AutoTokenizer.from_pretrained, or leave it "
             "out"
+        )
+
+
+def check_ids(ids: Tensor, reader: nn.Module) -> None:
+    """Raise unless the model that reads the tokens knows them all."""
+    embeddings = getattr(reader, "get_input_embeddings", lambda: None)()
+    known = getattr(embeddings, "num_embeddings", None)
+    if known is not None and int(ids.max()) >= known:
+        raise AttnExtError(
+            f"the tokenizer gives token id {int(ids.max())}, the model knows 0 to {known - 1}; give the model's "
+            "own tokenizer"
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import AttnExtError, short
 from ..integration.capturable import capturable_layers, causal_model, config_special_ids, max_tokens, token_reader
-from ..integration.capture import ForwardPass, HeadOutputs, capture
+from ..integration.capture import ForwardPass, HeadOutputs, capture, evaluating
 from ..integration.projections import call_options, projection_layers
 from .annotate import annotate, check_boundaries, check_language, shuffled
 from .kept import KeptMatrices
@@ -25,6 +25,7 @@ from .notes import notes
 from .options import (
     CONTROLS,
     KEEPS,
+    check_ids,
     check_tokenizer,
     choose_heads,
     choose_layers,
@@ -207,35 +208,32 @@ class ContextSimilarityProbe:
         else:
             extra = {"use_cache": False} if causal_model(self.model) else {}
         device = next(reader.parameters()).device
-        modes = [(module, module.training) for module in self.model.modules()]
         count, source = 0, iter(texts)
-        self.model.eval()
-        try:
-            while batch := list(itertools.islice(source, batch_size)):
-                annotation = annotate(
-                    batch,
-                    self.tokenizer,
-                    truncation=truncation,
-                    max_length=min(limits, default=None),
-                    language=language,
-                    boundaries=boundaries,
-                    pad_to=pad_to,
-                    first=count,
-                )
-                if shuffle_tokens:
-                    annotation = shuffled(annotation, self._stream.settings.seed)
-                self._check_ids(annotation.input_ids, reader)
-                fed(annotation)
-                reader(
-                    input_ids=annotation.input_ids.to(device),
-                    attention_mask=annotation.attention_mask.to(device),
-                    **extra,
-                )
-                count += len(batch)
-        finally:
-            fed(None)
-            for module, training in modes:
-                module.training = training
+        with evaluating(self.model):
+            try:
+                while batch := list(itertools.islice(source, batch_size)):
+                    annotation = annotate(
+                        batch,
+                        self.tokenizer,
+                        truncation=truncation,
+                        max_length=min(limits, default=None),
+                        language=language,
+                        boundaries=boundaries,
+                        pad_to=pad_to,
+                        first=count,
+                    )
+                    if shuffle_tokens:
+                        annotation = shuffled(annotation, self._stream.settings.seed)
+                    check_ids(annotation.input_ids, reader)
+                    fed(annotation)
+                    reader(
+                        input_ids=annotation.input_ids.to(device),
+                        attention_mask=annotation.attention_mask.to(device),
+                        **extra,
+                    )
+                    count += len(batch)
+            finally:
+                fed(None)
         if not count:
             raise AttnExtError("there are no texts to feed; the list is empty")
         return count
@@ -359,12 +357,7 @@ class ContextSimilarityProbe:
             self._stream.merge(state)
 
     def _on_layer(self, call: HeadOutputs) -> None:
-        seen = call.forward.notes.setdefault((self, "layers"), set())
-        if call.layer.index in seen:
-            raise AttnExtError(
-                f"{call.layer.name} ran more than once in a pass: layers that share weights are not told apart"
-            )
-        seen.add(call.layer.index)
+        call.check_single(self)
         if "statistics" in self.keep:
             self._stream.on_layer(call)
         if "matrices" in self.keep:
@@ -385,12 +378,3 @@ class ContextSimilarityProbe:
 
     def _has(self, control: str) -> bool:
         return control != "attention" or not self._projected
-
-    def _check_ids(self, ids: Tensor, reader: nn.Module) -> None:
-        embeddings = getattr(reader, "get_input_embeddings", lambda: None)()
-        known = getattr(embeddings, "num_embeddings", None)
-        if known is not None and int(ids.max()) >= known:
-            raise AttnExtError(
-                f"the tokenizer gives token id {int(ids.max())}, the model knows 0 to {known - 1}; give the model's "
-                "own tokenizer"
-            )
