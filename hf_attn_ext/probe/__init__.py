@@ -10,11 +10,15 @@
 :mod:`.measures` (what is counted in one text, and by chance), :mod:`.sums` and :mod:`.stream` (streamed, with a
 bootstrap), :mod:`.summarise` and :mod:`.results` (tables).
 
+:mod:`.compare` sets two models side by side, head by head (:mod:`.comparison`).
+
 :mod:`.run` takes files of texts (:mod:`.corpus`) as :mod:`.config` says, resumable (:mod:`.run_folder`), and writes
 tables, :mod:`.figures`, :mod:`.findings` in words, and one :mod:`.report` with a head :mod:`.browser`.
 """
 
 from .annotate import Annotation, annotate, sentence_starts
+from .compare import compare
+from .comparison import HeadComparison
 from .config import ProbeConfig, load_probe_config
 from .findings import Finding, findings
 from .probe import ContextSimilarityProbe
@@ -27,11 +31,13 @@ __all__ = [
     "Annotation",
     "ContextSimilarityProbe",
     "Finding",
+    "HeadComparison",
     "ProbeConfig",
     "ProbeRun",
     "ProbeStatistics",
     "Statistic",
     "annotate",
+    "compare",
     "findings",
     "load_probe_config",
     "run_probe",

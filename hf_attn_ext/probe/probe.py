@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import threading
 import warnings
@@ -16,18 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import AttnExtError, short
+from ..errors import AttnExtError
 from ..integration.capture import (
     ForwardPass,
     HeadOutputs,
     capturable_layers,
     capture,
-    causal_model,
     config_special_ids,
-    max_tokens,
-    token_reader,
 )
-from .annotate import annotate, check_language
+from .feeding import annotated_batches, evaluating, read
 from .options import (
     CONTROLS,
     KEEPS,
@@ -138,7 +134,6 @@ class ContextSimilarityProbe:
         opened, self._open = self._open, None
         opened.close()
 
-    @torch.no_grad()
     def feed(
         self,
         texts: Iterable[str],
@@ -170,45 +165,24 @@ class ContextSimilarityProbe:
             raise AttnExtError("feed works inside the block only: with ContextSimilarityProbe(...) as probe")
         if self.tokenizer is None:
             raise AttnExtError("feed needs the model's tokenizer: ContextSimilarityProbe(model, tokenizer)")
-        if isinstance(texts, (str, bytes)):
-            raise AttnExtError("texts must be a list of strings, got one string; put it in a list")
-        if not isinstance(texts, Iterable):
-            raise AttnExtError(f"texts must be a list of strings, got {short(texts)}")
-        batch_size = whole(batch_size, 1, "batch_size")
-        max_length = None if max_length is None else whole(max_length, 1, "max_length")
-        check_language(language)
-        limit = max_tokens(self.model)
-        limits = [each for each in (limit, max_length) if each is not None]
-        reader = token_reader(self.model)
-        extra = {"use_cache": False} if causal_model(self.model) else {}
-        device = next(reader.parameters()).device
-        modes = [(module, module.training) for module in self.model.modules()]
-        count, source = 0, iter(texts)
-        self.model.eval()
+        batches = annotated_batches(
+            [self.model],
+            self.tokenizer,
+            texts,
+            batch_size,
+            truncation=truncation,
+            max_length=max_length,
+            language=language,
+        )
+        count = 0
         try:
-            while batch := list(itertools.islice(source, batch_size)):
-                annotation = annotate(
-                    batch,
-                    self.tokenizer,
-                    truncation=truncation,
-                    max_length=min(limits, default=None),
-                    language=language,
-                    first=count,
-                )
-                self._check_ids(annotation.input_ids, reader)
-                fed(annotation)
-                reader(
-                    input_ids=annotation.input_ids.to(device),
-                    attention_mask=annotation.attention_mask.to(device),
-                    **extra,
-                )
-                count += len(batch)
+            with evaluating(self.model):
+                for annotation in batches:
+                    fed(annotation)
+                    read(self.model, annotation)
+                    count += len(annotation.input_ids)
         finally:
             fed(None)
-            for module, training in modes:
-                module.training = training
-        if not count:
-            raise AttnExtError("there are no texts to feed; the list is empty")
         return count
 
     def matrices(self, layer: int) -> Tensor:
@@ -358,14 +332,6 @@ class ContextSimilarityProbe:
         if kept is not None:
             with self._lock:
                 self._matrices.append((forward, kept))
-
-    def _check_ids(self, ids: Tensor, reader: nn.Module) -> None:
-        known = getattr(reader.get_input_embeddings(), "num_embeddings", None)
-        if known is not None and int(ids.max()) >= known:
-            raise AttnExtError(
-                f"the tokenizer gives token id {int(ids.max())}, the model knows 0 to {known - 1}; give the model's "
-                "own tokenizer"
-            )
 
     def _check_keeps_matrices(self) -> None:
         if "matrices" not in self.keep:
