@@ -26,12 +26,14 @@ from .report import write_report
 from .results import ProbeStatistics, Statistic
 from .run import ProbeRun, run_probe
 from .similarity import similarity_matrices
+from .suggest import LayerSuggestion, suggest_layers
 
 __all__ = [
     "Annotation",
     "ContextSimilarityProbe",
     "Finding",
     "HeadComparison",
+    "LayerSuggestion",
     "ProbeConfig",
     "ProbeRun",
     "ProbeStatistics",
@@ -43,5 +45,6 @@ __all__ = [
     "run_probe",
     "sentence_starts",
     "similarity_matrices",
+    "suggest_layers",
     "write_report",
 ]

@@ -164,7 +164,7 @@ def _outputs(model: nn.Module, annotation: Annotation, layers: list[Layer]) -> d
         found[call.layer.index] = call.output.cpu()
 
     with capture(model, keep, layers=layers):
-        read(model, annotation)
+        read(model, annotation.input_ids, annotation.attention_mask)
     return found
 
 

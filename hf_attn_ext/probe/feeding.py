@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import AttnExtError, short
 from ..integration.capture import causal_model, max_tokens, token_reader
@@ -65,15 +65,12 @@ def _batches(
 
 
 @torch.no_grad()
-def read(model: nn.Module, annotation: Annotation) -> Any:
+def read(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Any:
     """Run the part of ``model`` that reads tokens, without its head, over one batch; return what it returns."""
     reader = token_reader(model)
     device = next(reader.parameters()).device
-    return reader(
-        input_ids=annotation.input_ids.to(device),
-        attention_mask=annotation.attention_mask.to(device),
-        **({"use_cache": False} if causal_model(model) else {}),
-    )
+    extra = {"use_cache": False} if causal_model(model) else {}
+    return reader(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), **extra)
 
 
 @contextlib.contextmanager

@@ -179,7 +179,7 @@ class ContextSimilarityProbe:
             with evaluating(self.model):
                 for annotation in batches:
                     fed(annotation)
-                    read(self.model, annotation)
+                    read(self.model, annotation.input_ids, annotation.attention_mask)
                     count += len(annotation.input_ids)
         finally:
             fed(None)
