@@ -3,9 +3,9 @@
     python examples/hybrid_layers.py                                     # MiniLM and review sentences, two minutes
     python examples/hybrid_layers.py --model roberta-base --texts my_sentences.txt --keep 4
 
-``suggest_layers`` converts a copy whose feature maps are initialised from the data (``hax.calibrate``, no training) on
-every other text, and chooses, one after the other, the layers whose softmax brings the model's last hidden states
-nearest to the original's on the rest. Then the other layers are converted: a hybrid, saved with ``--out``.
+The probe's ``suggest_layers`` names the layers that need softmax most. The others are converted, their feature maps
+initialised from half of the texts (``hax.calibrate``, no training), and the change of the model's last hidden states
+measured on the other half, beside that of converting all layers. The hybrid is saved with ``--out``.
 """
 
 from __future__ import annotations
@@ -92,16 +92,17 @@ def run(options: argparse.Namespace) -> int:
     settings = {"kernel": options.kernel, "num_features": options.num_features}
     limits = {"truncation": True, "max_length": options.max_length}
     found = suggest_layers(model, tokenizer, texts, options.keep, **settings, **limits)
-    for layer in sorted(found.choices[0]):
-        print(found.reason(layer))
+    for layer in sorted(found.reasons):
+        print(found.reasons[layer])
 
     seen, unseen = (batches(tokenizer, texts[start::2], options.max_length) for start in (0, 1))
     expected = hidden_states(model, unseen)
-    hax.convert(model, **settings, layers=found.convert)
-    hax.calibrate(model, seen)
-    hybrid = relative_error(hidden_states(model, unseen), expected)
-    print(f"all {len(found.choices[0])} layers converted: relative error {found.errors[0]:.4f}")
-    print(f"hybrid, softmax kept in {found.keep}: relative error {hybrid:.4f}")
+    for name, layers in (("all layers converted", None), (f"hybrid, softmax kept in {found.keep}", found.convert)):
+        if hax.is_converted(model):
+            hax.revert(model)
+        hax.convert(model, **settings, layers=layers)
+        hax.calibrate(model, seen)
+        print(f"{name}: relative error {relative_error(hidden_states(model, unseen), expected):.4f}")
     if options.out is not None:
         model.save_pretrained(options.out)
         tokenizer.save_pretrained(options.out)

@@ -10,7 +10,8 @@
 :mod:`.measures` (what is counted in one text, and by chance), :mod:`.sums` and :mod:`.stream` (streamed, with a
 bootstrap), :mod:`.summarise` and :mod:`.results` (tables).
 
-:mod:`.compare` sets two models side by side, head by head (:mod:`.comparison`).
+:mod:`.compare` sets two models side by side, head by head (:mod:`.comparison`); :mod:`.suggest` says which layers of a
+hybrid should keep softmax (:mod:`.neighbours`), and :mod:`.pruning` which heads can go.
 
 :mod:`.run` takes files of texts (:mod:`.corpus`) as :mod:`.config` says, resumable (:mod:`.run_folder`), and writes
 tables, :mod:`.figures`, :mod:`.findings` in words, and one :mod:`.report` with a head :mod:`.browser`.
@@ -22,6 +23,7 @@ from .comparison import HeadComparison
 from .config import ProbeConfig, load_probe_config
 from .findings import Finding, findings
 from .probe import ContextSimilarityProbe
+from .pruning import PruningScores, pruning_scores
 from .report import write_report
 from .results import ProbeStatistics, Statistic
 from .run import ProbeRun, run_probe
@@ -37,11 +39,13 @@ __all__ = [
     "ProbeConfig",
     "ProbeRun",
     "ProbeStatistics",
+    "PruningScores",
     "Statistic",
     "annotate",
     "compare",
     "findings",
     "load_probe_config",
+    "pruning_scores",
     "run_probe",
     "sentence_starts",
     "similarity_matrices",

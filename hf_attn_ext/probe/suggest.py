@@ -1,4 +1,4 @@
-"""Which layers should keep softmax? Convert a copy, initialise it from the data, see which layers it misses most."""
+"""Which layers should keep softmax? Those whose attention a kernel follows worst, known without training."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from ..config import AttnExtConfig
-from ..errors import AttnExtError
+from ..errors import AttnExtError, short, suggest
 from ..files import write_text
 from ..integration import calibrate, convert, converted_layers, is_converted
 from ..integration.layers import attach, detach
 from .annotate import Annotation
 from .feeding import annotated_batches, evaluating, read
+from .neighbours import NEAREST, neighbour_attention
 from .options import whole
 
 Batch = dict[str, Tensor]
+
+
+CRITERIA = ("neighbours", "error")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,57 +33,41 @@ class LayerSuggestion:
     """Which layers should keep softmax, and why.
 
     Attributes:
-        keep: the layers that keep softmax, ascending: what the hybrid leaves out of ``convert(model, layers=...)``.
+        keep: the layers that keep softmax, ascending: what ``convert(model, layers=...)`` leaves out.
         convert: the others that can be converted.
         order: ``keep`` in the order they were chosen, the most needed first: its beginning is the suggestion for a
             smaller ``keep``.
-        choices: for each choice, what the error would be if a layer were the next to keep softmax, by layer.
-        errors: with none of ``order`` kept, with the first, with the first two, and so on; the error is the relative
-            squared error of the last hidden states, ``sum |h - h*|^2 / sum |h*|^2`` over tokens.
-        counts: texts and tokens that initialised the maps, and those that measured.
-        settings: kernel and keep.
+        scores: by layer, the higher the more it should keep softmax; of the criterion ``"error"``, those of the first
+            choice.
+        reasons: by layer, in a sentence.
+        errors: of the criterion ``"error"``: the relative error with none of ``order`` kept, with the first, with the
+            first two, and so on; else empty.
+        choices: of that criterion, for each choice: what the error would be if a layer were the next to be kept.
+        counts: how many texts and tokens it rests on.
+        settings: criterion, keep and kernel.
     """
 
     keep: list[int]
     convert: list[int]
     order: list[int]
-    choices: list[dict[int, float]]
+    scores: dict[int, float]
+    reasons: dict[int, str]
     errors: list[float]
+    choices: list[dict[int, float]]
     counts: dict[str, int]
     settings: dict[str, Any]
 
-    def reason(self, layer: int) -> str:
-        """Why a layer was chosen or not, in a sentence.
-
-        Raises:
-            AttnExtError: there is no such layer.
-        """
-        if layer not in self.keep and layer not in self.convert:
-            raise AttnExtError(f"no layer {layer!r} was measured; there are {sorted(self.keep + self.convert)}")
-        if layer in self.order:
-            place = self.order.index(layer)
-            before = f" beside {sorted(self.order[:place])}" if place else ""
-            return (
-                f"layer {layer}: keeping it{before} takes the error from {self.errors[place]:.4f} to "
-                f"{self.errors[place + 1]:.4f}, more than any other layer would"
-            )
-        first, last = self.choices[0][layer], self.choices[-1][layer]
-        return (
-            f"layer {layer}: keeping it alone would take the error from {self.errors[0]:.4f} to {first:.4f}, and as "
-            f"the last choice to {last:.4f} where layer {self.order[-1]} takes it to {self.errors[-1]:.4f}"
-        )
-
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary a layer: whether it is kept, its place in the order, and the error if it alone is kept."""
+        """One dictionary a layer: its score, whether it is kept, its place in the order, and the reason."""
         return [
             {
                 "layer": layer,
+                "score": score,
                 "kept": layer in self.keep,
                 "place": self.order.index(layer) + 1 if layer in self.order else None,
-                "error_if_alone_kept": error,
-                "reason": self.reason(layer),
+                "reason": self.reasons[layer],
             }
-            for layer, error in sorted(self.choices[0].items())
+            for layer, score in sorted(self.scores.items())
         ]
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -97,6 +85,7 @@ def suggest_layers(
     keep: int,
     kernel: str = "flexformer_c",
     *,
+    criterion: str = "neighbours",
     num_features: int = 64,
     kernel_options: dict[str, Any] | None = None,
     seed: int = 0,
@@ -106,31 +95,43 @@ def suggest_layers(
 ) -> LayerSuggestion:
     """Suggest which ``keep`` layers of ``model`` should keep softmax in a hybrid, without any training.
 
-    The criterion is ours. Every layer is converted, its feature map initialised from the data
-    (:func:`hf_attn_ext.calibrate`) on every other text; on the rest, that layer is kept first whose softmax brings the
-    last hidden states nearest to the model's, then the best one beside it, and so on: errors of layers are not
-    independent, so they are not ranked one by one. This takes ``keep * (layers - (keep - 1) / 2) + 2`` passes over
-    half the texts; ``model`` itself stays as it is (its weights are shared, not copied).
+    Both criteria are ours:
+
+    ``"neighbours"``: the layers whose heads attend most to the nearest tokens, beyond what there is of them
+        (:func:`.neighbours.neighbour_attention`, mean over heads). A kernel of queries and keys follows contents; to
+        tell one neighbour from the next is what is left undone after training. One pass over the texts, for any
+        kernel.
+    ``"error"``: all layers are converted, with ``kernel``, and initialised from every other text
+        (:func:`hf_attn_ext.calibrate`); on the rest, that layer is kept first whose softmax brings the last hidden
+        states nearest to the model's, then the best one beside it, and so on. It sees the kernel before its training,
+        where errors are several times as large. ``keep * (layers - (keep - 1) / 2) + 2`` passes over half the texts.
+
+    ``model`` itself stays as it is; its weights are shared, not copied.
 
     Args:
         model: a stock model of transformers that :func:`hf_attn_ext.convert` takes.
         tokenizer: its fast tokenizer.
-        texts: a few dozen; the token ids and last hidden states of all are held in memory.
+        texts: a few dozen.
         keep: how many layers keep softmax, 1 to the number of layers that can be converted less one.
+        criterion: see above.
         kernel, num_features, kernel_options, seed: of the conversion, see :class:`hf_attn_ext.AttnExtConfig`.
         batch_size: texts a pass.
         truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
         max_length: the longest text in tokens, special ones included; None is what the model takes.
 
     Raises:
-        AttnExtError: a model that is converted already or cannot be, ``keep`` out of range, fewer than two texts, or
-            one that the model cannot read.
+        AttnExtError: a model that is converted already or cannot be, ``keep`` out of range, no such criterion, fewer
+            than two texts, or one that the model cannot read.
 
     Example:
         >>> found = suggest_layers(model, tokenizer, texts, keep=2)  # doctest: +SKIP
         >>> hax.convert(model, layers=found.convert)  # doctest: +SKIP
     """
     keep = whole(keep, 1, "keep")
+    if criterion not in CRITERIA:
+        raise AttnExtError(
+            f"unknown criterion {short(criterion)}.{suggest(criterion, CRITERIA)} There are: {', '.join(CRITERIA)}"
+        )
     if is_converted(model):
         raise AttnExtError(f"{type(model).__name__} is converted already; give the stock model, or revert it first")
     if tokenizer is None:
@@ -145,27 +146,59 @@ def suggest_layers(
             f"converted, got {keep}"
         )
     size = 2 * whole(batch_size, 1, "batch_size")
-    read_at_once = annotated_batches([model], tokenizer, texts, size, truncation=truncation, max_length=max_length)
-    batches = list(read_at_once)
-    seen, measured = ([half for batch in batches if (half := _half(batch, start))] for start in (0, 1))
+    annotated = annotated_batches([model], tokenizer, texts, size, truncation=truncation, max_length=max_length)
+    halves = [[_half(batch, start) for start in (0, 1)] for batch in annotated]
+    seen, measured = ([half for half in side if half is not None] for side in zip(*halves, strict=True))
     if not measured:
-        raise AttnExtError("one text is too few: every other text initialises the maps, the rest measure; give 2")
+        raise AttnExtError("one text is too few to suggest layers from; give 2 at least, better a few dozen")
     with evaluating(model, hybrid):
-        calibrate(hybrid, seen)
-        errors = _Errors(hybrid, measured, [_hidden(model, batch) for batch in measured])
-        order, choices, reached = _greedy(errors, layers, keep)
+        if criterion == "neighbours":
+            heads = neighbour_attention(model, [*seen, *measured])
+            scores = {layer: float(heads[layer].mean()) for layer in layers}
+            order = sorted(layers, key=lambda layer: -scores[layer])[:keep]
+            errors, choices = [], []
+            reasons = _neighbour_reasons(scores, order)
+        else:
+            calibrate(hybrid, seen)
+            error = _Errors(hybrid, measured, [_hidden(model, batch) for batch in measured])
+            order, choices, errors = _greedy(error, layers, keep)
+            scores = {layer: errors[0] - error for layer, error in choices[0].items()}
+            reasons = {layer: _error_reason(layer, order, choices, errors) for layer in layers}
+    masks = [batch["attention_mask"] for batch in (*seen, *measured)]
     return LayerSuggestion(
         keep=sorted(order),
         convert=[layer for layer in layers if layer not in order],
         order=order,
+        scores=scores,
+        reasons=reasons,
+        errors=errors,
         choices=choices,
-        errors=reached,
-        counts={
-            f"{part}_{what}": sum(count(batch["attention_mask"]) for batch in batches)
-            for part, batches in (("initialising", seen), ("measuring", measured))
-            for what, count in (("texts", len), ("tokens", lambda mask: int(mask.sum())))
-        },
-        settings={"kernel": config.to_dict(), "keep": keep},
+        counts={"texts": sum(map(len, masks)), "tokens": sum(int(mask.sum()) for mask in masks)},
+        settings={"criterion": criterion, "keep": keep, "kernel": config.to_dict()},
+    )
+
+
+def _neighbour_reasons(scores: dict[int, float], order: list[int]) -> dict[int, str]:
+    ranked = sorted(scores, key=lambda layer: -scores[layer])
+    return {
+        layer: f"layer {layer}: {100 * score:.1f} points of its attention go to the {NEAREST} nearest tokens of either "
+        f"side beyond chance, place {ranked.index(layer) + 1} of {len(ranked)}"
+        + (": keeps softmax" if layer in order else "")
+        for layer, score in scores.items()
+    }
+
+
+def _error_reason(layer: int, order: list[int], choices: list[dict[int, float]], errors: list[float]) -> str:
+    if layer in order:
+        place = order.index(layer)
+        beside = f" beside {sorted(order[:place])}" if place else ""
+        return (
+            f"layer {layer}: keeping it{beside} takes the error from {errors[place]:.4f} to {errors[place + 1]:.4f}, "
+            "more than any other layer would: keeps softmax"
+        )
+    return (
+        f"layer {layer}: keeping it alone would take the error from {errors[0]:.4f} to {choices[0][layer]:.4f}, and as "
+        f"the last choice to {choices[-1][layer]:.4f} where layer {order[-1]} takes it to {errors[-1]:.4f}"
     )
 
 
@@ -217,5 +250,5 @@ def _half(batch: Annotation, start: int) -> Batch | None:
 
 def _hidden(model: nn.Module, batch: Batch) -> Tensor:
     """(tokens, width): the last hidden states of the batch's real tokens."""
-    states = read(model, batch["input_ids"], batch["attention_mask"]).last_hidden_state
+    states = read(model, **batch).last_hidden_state
     return states[batch["attention_mask"].to(states.device, torch.bool)]

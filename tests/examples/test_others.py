@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from examples import choose_layers, compare_kernels, hasse_pages, hybrid_layers, order_pages, peft_lora
+from examples import choose_layers, compare_kernels, hasse_pages, hybrid_layers, order_pages, peft_lora, prune_heads
 
 
 def test_peft_lora(tiny_assets, tmp_path, capsys):
@@ -105,4 +105,21 @@ def test_choose_layers(tiny_assets, tmp_path, capsys):
         (["--draws", "0"], "--draws must be at least 1"),
     ):
         assert choose_layers.main([*arguments, "--test", "6", *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_prune_heads(tiny_assets, tmp_path, capsys):
+    arguments = ["--corpora", "reviews", "--draws", "2", "--texts", "8", "--test", "6", "--out", str(tmp_path / "out")]
+    assert prune_heads.main(arguments) == 0
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+    assert [row["mode"] for row in rows] == ["zero"] * 3 + ["mean"] * 3
+    for row in rows:
+        assert all(row[name] > 0 for name in (*prune_heads.LABELS, "random")) and row["best"] <= row["random"]
+    assert "| reviews | their mean |" in capsys.readouterr().out
+    assert (tmp_path / "out" / "results.png").stat().st_size > 5000
+    for wrong, message in (
+        (["--shares", "2"], "between 0 and 1"),
+        (["--corpora", "speech"], "Did you mean 'speeches'?"),
+    ):
+        assert prune_heads.main([*arguments, *wrong]) == 2
         assert message in capsys.readouterr().err
