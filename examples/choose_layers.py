@@ -7,7 +7,8 @@ For each corpus and seed: stage 1 of all layers on the training texts, and ``sug
 texts, which knows nothing of stage 1. Stage 1 trains every layer's feature map on the softmax stream, so the maps of a
 hybrid are those of the converted layers whatever the others are: every choice of layers is only an evaluation. Reported
 on test texts: the relative squared error of the last hidden states of the suggested hybrid, of the mean of random draws
-of as many layers, of the first and the last layers, and of every choice there is.
+of as many layers, of the first and the last layers, of what the other criterion suggests (by error), and of every
+choice there is; and, with all layers converted, which heads kept their function (``compare``).
 
 A stopped run goes on when the same command is given again. Writes OUT/results.json, .md and .png.
 """
@@ -99,58 +100,99 @@ class Hybrids:
     """The errors of hybrids by which layers keep softmax, kept in a file as they come."""
 
     def __init__(self, path: Path, corpus: str, its: dict[str, Any], maps: dict[int, Any], options: argparse.Namespace):
-        from transformers import AutoModel, AutoTokenizer
+        from transformers import AutoTokenizer
 
-        self.path, self.maps, self.options = path, maps, options
+        self.path, self.maps = path, maps
+        self.kernel = {"kernel": options.kernel, "num_features": options.num_features}
         self.errors: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
-        self.model, tokenizer = (
-            AutoModel.from_pretrained(ensure("minilm")),
-            AutoTokenizer.from_pretrained(ensure("minilm")),
-        )
-        texts = sorted(read_texts(corpus, "test", its["test"], 7), key=len)
-        self.data = batches(tokenizer, texts, MAX_LENGTH, its["size"])
+        self.model, self.tokenizer = self.open(), AutoTokenizer.from_pretrained(ensure("minilm"))
+        self.texts = sorted(read_texts(corpus, "test", its["test"], 7), key=len)
+        self.data = batches(self.tokenizer, self.texts, MAX_LENGTH, its["size"])
         self.expected = hidden_states(self.model, self.data)
+
+    def open(self) -> Any:
+        from transformers import AutoModel
+
+        return AutoModel.from_pretrained(ensure("minilm")).eval()
+
+    def converted(self, kept: tuple[int, ...]) -> Any:
+        """The model with trained maps in all layers but ``kept``, to be reverted."""
+        hax.convert(self.model, **self.kernel, layers=[layer for layer in self.maps if layer not in kept])
+        for layer in hax.converted_layers(self.model):
+            layer.feature_map.load_state_dict(self.maps[layer.layer_idx])
+        return self.model
 
     def error(self, kept: tuple[int, ...]) -> float:
         name = ",".join(map(str, sorted(kept)))
         if name not in self.errors:
-            converted = [layer for layer in self.maps if layer not in kept]
-            kernel = {"kernel": self.options.kernel, "num_features": self.options.num_features}
-            hax.convert(self.model, **kernel, layers=converted)
-            for layer in hax.converted_layers(self.model):
-                layer.feature_map.load_state_dict(self.maps[layer.layer_idx])
-            self.errors[name] = relative_error(hidden_states(self.model, self.data), self.expected)
+            self.errors[name] = relative_error(hidden_states(self.converted(kept), self.data), self.expected)
             hax.revert(self.model)
             write_text(self.path, json.dumps(self.errors, indent=1))
         return self.errors[name]
 
 
 def suggestion(
-    path: Path, corpus: str, its: dict[str, Any], seed: int, keep: int, options: argparse.Namespace
+    folder: Path,
+    criterion: str,
+    corpus: str,
+    its: dict[str, Any],
+    seed: int,
+    keep: int,
+    options: argparse.Namespace,
 ) -> list[int]:
     """The order in which layers are suggested to keep softmax; its beginnings are the smaller suggestions."""
     from transformers import AutoModel, AutoTokenizer
 
     from hf_attn_ext.probe import suggest_layers
 
+    path = folder / f"{criterion}-{keep}-{its['texts']}.json"
     if not path.is_file():
         texts = read_texts(corpus, "train", its["texts"], seed)
         model, tokenizer = AutoModel.from_pretrained(ensure("minilm")), AutoTokenizer.from_pretrained(ensure("minilm"))
         settings = {"kernel": options.kernel, "num_features": options.num_features, "seed": seed}
         limits = {"batch_size": its["size"], "truncation": True, "max_length": MAX_LENGTH}
-        suggest_layers(model, tokenizer, texts, keep, **settings, **limits).to_json(path)
+        suggest_layers(model, tokenizer, texts, keep, criterion=criterion, **settings, **limits).to_json(path)
     return json.loads(path.read_text())["order"]
 
 
-def measure(corpus: str, seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row for each number of layers that keep softmax."""
+def compared(folder: Path, its: dict[str, Any], hybrids: Hybrids) -> list[dict[str, Any]]:
+    """With all layers converted, one row a layer: how far its heads kept their function; writes heads.json and .png."""
+    from hf_attn_ext.probe import compare
+
+    path = folder / f"heads-{its['test']}.json"
+    if not path.is_file():
+        teacher, model = hybrids.open(), hybrids.converted(())
+        limits = {"batch_size": its["size"], "truncation": True, "max_length": MAX_LENGTH}
+        found = compare(teacher, model, hybrids.tokenizer, hybrids.texts, **limits)
+        hax.revert(model)
+        found.figure(path.with_suffix(".png"))
+        rows = [
+            {
+                "layer": layer,
+                "score": float(np.nanmean(found.score[i])),
+                "lowest": float(np.nanmin(found.score[i])),
+                "lowest_head": int(np.nanargmin(found.score[i])),
+                "correlation": float(np.nanmean(found.correlation[i])),
+                **{kind: sum(at == layer for at, _ in found.heads_with(kind)) for kind in ("kept", "moved", "lost")},
+            }
+            for i, layer in enumerate(found.layers)
+        ]
+        write_text(path, json.dumps({"layers": rows, "heads": found.rows()}, indent=1))
+    return json.loads(path.read_text())["layers"]
+
+
+def measure(corpus: str, seed: int, options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """One row for each number of layers that keep softmax, and one for each layer's heads."""
     folder = Path(options.out) / f"{corpus}-{seed}"
     maps = trained_maps(stage1(folder / "stage1", corpus, seed, options))
     layers, keeps = sorted(maps), [int(part) for part in options.keep.split(",")]
     if not keeps or min(keeps) < 1 or max(keeps) >= len(layers):
         raise hax.AttnExtError(f"--keep takes numbers from 1 to {len(layers) - 1}, got {options.keep!r}")
     its = {**CORPORA[corpus], **{name: n for name in ("texts", "test") if (n := getattr(options, name)) is not None}}
-    order = suggestion(folder / f"suggestion-{max(keeps)}-{its['texts']}.json", corpus, its, seed, max(keeps), options)
+    orders = {
+        criterion: suggestion(folder, criterion, corpus, its, seed, max(keeps), options)
+        for criterion in ("neighbours", "error")
+    }
     hybrids = Hybrids(folder / f"errors-{its['test']}.json", corpus, its, maps, options)
     rows = []
     for keep in keeps:
@@ -158,7 +200,8 @@ def measure(corpus: str, seed: int, options: argparse.Namespace) -> list[dict[st
         errors = {subset: hybrids.error(subset) for subset in subsets}
         draws = np.random.default_rng([seed, keep]).integers(0, len(subsets), options.draws)
         drawn = [errors[subsets[at]] for at in draws]
-        chosen, ranked = tuple(sorted(order[:keep])), sorted(errors, key=errors.__getitem__)
+        ranked = sorted(errors, key=errors.__getitem__)
+        chosen, other = (tuple(sorted(orders[name][:keep])) for name in ("neighbours", "error"))
         rows.append(
             {
                 "corpus": corpus,
@@ -166,6 +209,8 @@ def measure(corpus: str, seed: int, options: argparse.Namespace) -> list[dict[st
                 "keep": keep,
                 "suggested": list(chosen),
                 "error": errors[chosen],
+                "by_error": errors[other],
+                "by_error_layers": list(other),
                 "random": float(np.mean(drawn)),
                 "random_sd": float(np.std(drawn, ddof=1)) if len(drawn) > 1 else 0.0,
                 "first": errors[tuple(layers[:keep])],
@@ -179,21 +224,36 @@ def measure(corpus: str, seed: int, options: argparse.Namespace) -> list[dict[st
                 "all": sorted(errors.values()),
             }
         )
-    return rows
+    heads = [{"corpus": corpus, "seed": seed, **row} for row in compared(folder, its, hybrids)]
+    return rows, heads
+
+
+def head_lines(heads: list[dict[str, Any]]) -> list[str]:
+    """The heads' table as Markdown."""
+    out = [
+        "| corpus | seed | layer | mean score | lowest (head) | rank correlation | heads kept, moved, lost |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return out + [
+        f"| {row['corpus']} | {row['seed']} | {row['layer']} | {row['score']:.2f} | {row['lowest']:.2f} "
+        f"({row['lowest_head']}) | {row['correlation']:.2f} | {row['kept']}, {row['moved']}, {row['lost']} |"
+        for row in heads
+    ]
 
 
 def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
     """The table as Markdown."""
     out = [
         "| corpus | seed | softmax kept in | error | "
-        f"random, mean of {draws} (sd) | first | last | best choice | rank | none kept |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"random, mean of {draws} (sd) | first | last | by error | best choice | rank | none kept |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         best = f"{row['best']:.3f} {row['best_layers']}"
         out.append(
             f"| {row['corpus']} | {row['seed']} | {row['suggested']} | {row['error']:.3f} | {row['random']:.3f} "
-            f"({row['random_sd']:.3f}) | {row['first']:.3f} | {row['last']:.3f} | {best} "
+            f"({row['random_sd']:.3f}) | {row['first']:.3f} | {row['last']:.3f} "
+            f"| {row['by_error']:.3f} {row['by_error_layers']} | {best} "
             f"| {row['rank']} of {row['choices']} | {row['none_kept']:.3f} |"
         )
     better = sum(row["error"] < row["random"] for row in rows)
@@ -218,9 +278,12 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             ("random", "_", "#b23b3b"),
             ("first", "^", "#d1853b"),
             ("last", "v", "#30459c"),
+            ("by_error", "x", "#8e44ad"),
             ("error", "o", "#0b6e4f"),
         ):
-            label = {"random": "mean of random draws", "error": "suggested"}.get(name, f"the {name} layers")
+            label = {"random": "mean of random draws", "error": "suggested", "by_error": "by error"}.get(
+                name, f"the {name} layers"
+            )
             size = 160 if marker == "_" else 34
             places = [row["keep"] for row in its]
             axis.scatter(places, [row[name] for row in its], s=size, marker=marker, color=colour, label=label, zorder=3)
@@ -268,13 +331,14 @@ def run(options: argparse.Namespace) -> int:
             )
     if options.draws < 1:
         raise hax.AttnExtError(f"--draws must be at least 1, got {options.draws}")
-    rows = []
+    rows, heads = [], []
     for corpus, seed in itertools.product(corpora, [int(part) for part in options.seeds.split(",")]):
         print(f"[layers] {corpus}, seed {seed}", file=sys.stderr, flush=True)
-        rows += measure(corpus, seed, options)
+        of_layers, of_heads = measure(corpus, seed, options)
+        rows, heads = rows + of_layers, heads + of_heads
     out = Path(options.out)
-    text = "\n".join(lines(rows, options.draws)) + "\n"
-    write_text(out / "results.json", json.dumps({"settings": vars(options), "rows": rows}, indent=1))
+    text = "\n".join([*lines(rows, options.draws), "", *head_lines(heads)]) + "\n"
+    write_text(out / "results.json", json.dumps({"settings": vars(options), "rows": rows, "heads": heads}, indent=1))
     write_text(out / "results.md", text)
     draw(rows, out / "results.png")
     print(text)

@@ -90,7 +90,11 @@ def test_choose_layers(tiny_assets, tmp_path, capsys):
     arguments = ["--out", str(tmp_path / "out"), "--keep", "1", "--steps", "2", "--num-features", "4", "--texts", "8"]
     assert choose_layers.main([*arguments, "--test", "6", "--seeds", "0,1"]) == 0
     printed = capsys.readouterr().out
-    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    rows, heads = report["rows"], report["heads"]
+    assert [(row["seed"], row["layer"]) for row in heads] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(-1 <= row["lowest"] <= row["score"] <= 1 for row in heads)
+    assert (tmp_path / "out" / "reviews-1" / "heads-6.png").is_file() and "| rank correlation |" in printed
     assert [row["seed"] for row in rows] == [0, 1] and "| reviews | 1 |" in printed
     for row in rows:
         assert row["choices"] == 2 and row["error"] == sorted(row["all"])[row["rank"] - 1]
