@@ -37,6 +37,7 @@ from hf_attn_ext.files import write_text, written_beside  # noqa: E402
 from hf_attn_ext.probe import PruningScores, pruning_scores  # noqa: E402
 
 Head = tuple[int, int]
+TEST = {"reviews": 40, "speeches": 10}  # texts that errors are measured on
 LABELS = {
     "score": "signal x power",
     "magnitude": "magnitude",
@@ -104,7 +105,7 @@ def measure(corpus: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     model, tokenizer = AutoModel.from_pretrained(ensure("minilm")), AutoTokenizer.from_pretrained(ensure("minilm"))
     size = CORPORA[corpus]["size"]
     train = read_texts(corpus, "train", options.texts or CORPORA[corpus]["texts"], options.seed)
-    test = sorted(read_texts(corpus, "test", options.test or CORPORA[corpus]["test"], 7), key=len)
+    test = sorted(read_texts(corpus, "test", options.test or TEST[corpus], 7), key=len)
     limits = {"batch_size": size, "truncation": True, "max_length": MAX_LENGTH}
     scores = pruning_scores(model, tokenizer, train, **limits, seed=options.seed)
     shape = scores.score.shape
