@@ -34,6 +34,8 @@ from hybrid_layers import batches, hidden_states, relative_error  # noqa: E402
 
 from hf_attn_ext.errors import AttnExtError, suggest  # noqa: E402
 from hf_attn_ext.files import write_text, written_beside  # noqa: E402
+from hf_attn_ext.integration.capture import capturable_layers  # noqa: E402
+from hf_attn_ext.integration.families import output_projection  # noqa: E402
 from hf_attn_ext.probe import PruningScores, pruning_scores  # noqa: E402
 
 Head = tuple[int, int]
@@ -47,16 +49,11 @@ LABELS = {
 }
 
 
-def projections(model: torch.nn.Module) -> list[torch.nn.Linear]:
-    """The output projections of a BERT-like encoder, by layer."""
-    return [layer.attention.output.dense for layer in model.encoder.layer]
-
-
 @contextlib.contextmanager
 @torch.no_grad()
 def pruned(model: torch.nn.Module, heads: list[Head], scores: PruningScores, mode: str) -> Iterator[None]:
     """Inside, the output projections have no part of ``heads``; afterwards they are the same bits as before."""
-    dense = projections(model)
+    dense = [output_projection(model, layer.name) for layer in capturable_layers(model)]
     kept = [(each.weight.clone(), each.bias.clone()) for each in dense]
     size = scores.mean_outputs.shape[-1]
     for layer, head in heads:
@@ -73,31 +70,6 @@ def pruned(model: torch.nn.Module, heads: list[Head], scores: PruningScores, mod
             each.bias.copy_(bias)
 
 
-@torch.no_grad()
-def magnitudes(model: torch.nn.Module, data: list[dict[str, torch.Tensor]], heads: int) -> np.ndarray:
-    """(L, H): the mean squared length of what each head adds to the hidden states."""
-    sums: dict[int, torch.Tensor] = {}
-
-    def listen(layer: int) -> Any:
-        def hook(module: torch.nn.Linear, inputs: tuple[torch.Tensor]) -> None:
-            outputs = inputs[0][mask].unflatten(-1, (heads, -1))  # (tokens, H, d)
-            weight = module.weight.unflatten(1, (heads, -1))  # (width, H, d)
-            added = torch.einsum("thd,ohd->tho", outputs, weight).double().square().sum((0, 2))
-            sums[layer] = sums.get(layer, 0) + added
-
-        return hook
-
-    handles = [each.register_forward_pre_hook(listen(layer)) for layer, each in enumerate(projections(model))]
-    tokens = 0
-    for batch in data:
-        mask = batch["attention_mask"].bool()
-        tokens += int(mask.sum())
-        model(**batch)
-    for handle in handles:
-        handle.remove()
-    return np.stack([(sums[layer] / tokens).numpy() for layer in sorted(sums)])
-
-
 def measure(corpus: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row for each way of pruning and each share of heads."""
     from transformers import AutoModel, AutoTokenizer
@@ -112,7 +84,7 @@ def measure(corpus: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     every = list(itertools.product(range(shape[0]), range(shape[1])))
     by = {
         "score": scores.score,
-        "magnitude": magnitudes(model, batches(tokenizer, train, MAX_LENGTH, size), shape[1]),
+        "magnitude": scores.magnitude,
         "power": scores.power,
         "signal": scores.signal,
         "last": np.broadcast_to(-np.arange(shape[0])[:, None], shape),

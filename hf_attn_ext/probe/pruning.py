@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from ..errors import AttnExtError, short
 from ..files import write_text
-from ..integration.capture import HeadOutputs, capturable_layers, capture
+from ..integration.capture import HeadOutputs, Layer, capturable_layers, capture
+from ..integration.families import output_projection, projection_by_head
 from .options import whole
 from .probe import ContextSimilarityProbe
 
@@ -33,9 +34,11 @@ class PruningScores:
         signal: (L, H), the share of high pairs in one sentence or with the same token id.
         signal_interval: (L, H, 2), 95% by a bootstrap over texts.
         signal_matched: (L, H), the same for pairs at the same distances as the head's own.
-        power: (L, H), the mean squared length of the head's output less its mean, before the output projection.
-        mean_power: (L, H), the squared length of the mean output: what a head says of every token alike.
-        mean_outputs: (L, H, d), the mean output; with it in a pruned head's place, only the rest is lost.
+        power: (L, H), the mean squared length of what the head adds to the hidden states (its output through its part
+            of the output projection), less its mean over all tokens.
+        magnitude: (L, H), the same with the mean: the rival, magnitude pruning.
+        mean_outputs: (L, H, d), the mean output before the projection; with it in a pruned head's place, only what
+            ``power`` measures is lost.
         counts: texts and tokens.
         settings: ``percent`` and ``seed``.
     """
@@ -47,7 +50,7 @@ class PruningScores:
     signal_interval: np.ndarray
     signal_matched: np.ndarray
     power: np.ndarray
-    mean_power: np.ndarray
+    magnitude: np.ndarray
     mean_outputs: np.ndarray
     counts: dict[str, int]
     settings: dict[str, Any]
@@ -73,7 +76,7 @@ class PruningScores:
         for at in np.argsort(self.score, axis=None, kind="stable").tolist():
             i, j = divmod(at, len(self.heads))
             row: dict[str, Any] = {"layer": self.layers[i], "head": self.heads[j]}
-            for name in ("score", "signal", "signal_matched", "power", "mean_power"):
+            for name in ("score", "signal", "signal_matched", "power", "magnitude"):
                 row[name] = float(getattr(self, name)[i, j])
             row["noise"] = 1 - row["signal"]
             found.append(row)
@@ -104,9 +107,9 @@ def pruning_scores(
     """Score every head by signal and noise, in one pass over the texts; memory does not depend on their number.
 
     A head's high pairs of context similarity are signal where the two tokens stand in one sentence or are the same
-    token, else noise. Its power is what its outputs differ from their mean by. The score is the power times the share
-    of signal: the part of the power that has a reason. A share alone, without the power, is no guide (see
-    ``docs/probe-and-conversion.md``): a head may say much that is right and hardly be heard.
+    token, else noise. Its power is what its part of the hidden states differs from its mean by. The score is the power
+    times the share of signal: the part of the power that has a reason. The share alone, without the power, is no guide
+    (``docs/probe-and-conversion.md``): a head may say much that is right and hardly be heard.
 
     Args:
         model: a model of transformers that uses the attention interface, stock or converted.
@@ -117,7 +120,7 @@ def pruning_scores(
         bootstrap, seed: of the interval.
 
     Raises:
-        AttnExtError: as the probe; no tokenizer; layers of different heads.
+        AttnExtError: as the probe; no tokenizer; layers of different heads; no output projection found.
 
     Example:
         >>> pruning_scores(model, tokenizer, texts).lowest(7)  # doctest: +SKIP
@@ -126,18 +129,20 @@ def pruning_scores(
     layers = capturable_layers(model)
     if tokenizer is None:
         raise AttnExtError("pruning_scores needs the model's tokenizer: sentences are found by its offsets")
-    powers = {layer.index: _Power() for layer in layers}
+    weights = {layer.index: _projection(model, layer) for layer in layers}
+    moments = {layer.index: _Moments() for layer in layers}
     probe = ContextSimilarityProbe(
         model, tokenizer, percents=(percent,), sample=0, controls=(), bootstrap=bootstrap, seed=seed
     )
     options = {"truncation": truncation, "max_length": max_length, "language": language}
-    with probe, capture(model, lambda call: powers[call.layer.index].update(call), layers=layers):
+    with probe, capture(model, lambda call: moments[call.layer.index].update(call), layers=layers):
         probe.feed(texts, batch_size, **options)
     statistics = probe.statistics()
     signal = statistics.get("signal")
-    means = np.stack([powers[layer].mean() for layer in signal.layers])
-    mean_power = (means**2).sum(-1)
-    power = np.stack([powers[layer].squares() for layer in signal.layers]) - mean_power
+    found = [(weights[layer], *moments[layer].mean()) for layer in signal.layers]
+    magnitude = np.stack([_squares(weight, second) for weight, _, second in found])
+    power = np.stack([_squares(weight, second - np.einsum("hd,he->hde", one, one)) for weight, one, second in found])
+    power = np.maximum(power, 0.0)
     return PruningScores(
         layers=signal.layers,
         heads=list(signal.heads),
@@ -146,14 +151,14 @@ def pruning_scores(
         signal_interval=signal.interval,
         signal_matched=signal.chance_matched,
         power=power,
-        mean_power=mean_power,
-        mean_outputs=means,
+        magnitude=magnitude,
+        mean_outputs=np.stack([one for _, one, _ in found]),
         counts={name: statistics.counts[name] for name in ("texts", "tokens", "sentences")},
         settings={"percent": percent, "seed": seed},
     )
 
 
-class _Power:
+class _Moments:
     """Float64 sums of one layer's head outputs over all real tokens, special ones included."""
 
     def __init__(self) -> None:
@@ -166,15 +171,31 @@ class _Power:
         outputs = call.output.transpose(1, 2)[real].double()  # (tokens, H, d)
         self.count += len(outputs)
         self.first = self.first + outputs.sum(0).cpu()
-        self.second = self.second + outputs.square().sum((0, 2)).cpu()
+        self.second = self.second + torch.einsum("thd,the->hde", outputs, outputs).cpu()
 
-    def mean(self) -> np.ndarray:
-        """(H, d)."""
-        return (torch.as_tensor(self.first) / self.count).numpy()
+    def mean(self) -> tuple[np.ndarray, np.ndarray]:
+        """(H, d), and (H, d, d) of the products."""
+        return tuple((torch.as_tensor(each) / self.count).numpy() for each in (self.first, self.second))
 
-    def squares(self) -> np.ndarray:
-        """(H,): the mean squared length."""
-        return (torch.as_tensor(self.second) / self.count).numpy()
+
+def _projection(model: nn.Module, layer: Layer) -> np.ndarray:
+    """(H, d, width) float64.
+
+    Raises:
+        AttnExtError: it is not found.
+    """
+    found = output_projection(model, layer.name)
+    if found is None:
+        raise AttnExtError(
+            f"the output projection of {layer.name} ({type(layer.module).__name__}) was not found, so what its heads "
+            "add to the hidden states is not known; prune models of bert's, gpt2's or llama's kind"
+        )
+    return projection_by_head(found, layer.num_heads).detach().double().cpu().numpy()
+
+
+def _squares(weight: np.ndarray, products: np.ndarray) -> np.ndarray:
+    """(H,): the mean squared length of vectors through ``weight`` (H, d, width), from their mean products (H, d, d)."""
+    return np.einsum("hdo,heo,hde->h", weight, weight, products, optimize=True)
 
 
 def _plain(value: Any) -> Any:

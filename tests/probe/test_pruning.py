@@ -22,6 +22,7 @@ def noisy_bert():
     draw = torch.Generator().manual_seed(0)
     codes = torch.randn(64, 80, generator=draw)
     model.embeddings.position_embeddings.weight[:, 160:] = 1.0 * codes / codes.norm(dim=1, keepdim=True)
+    model.encoder.layer[0].attention.output.dense.weight.copy_(torch.eye(240))
     its = model.encoder.layer[0].attention.self
     rows = slice(160, 240)
     own = torch.eye(240)[rows]
@@ -37,7 +38,7 @@ def test_a_planted_noise_head_scores_below_one_of_the_same_power(tokenizer):
     signal, power = found.signal[0], found.power[0]
     assert signal[0] > signal[2] + 0.2 and 0.5 < power[2] / power[0] < 2
     assert found.lowest(2) == [(0, 1), (0, 2)]  # the constant head, then the noise, and the head with a reason last
-    assert power[1] < 0.1 * power[0] and found.mean_power[0, 1] > power[1]
+    assert power[1] < 0.1 * power[0] and found.magnitude[0, 1] > power[1]
 
 
 @torch.no_grad()
@@ -58,12 +59,40 @@ def test_power_and_signal_are_the_naive_ones(tokenizer):
         every = torch.cat(outputs[layer], 1)
         mean = every.mean(1, keepdim=True)
         assert np.allclose(found.mean_outputs[layer], mean[:, 0], atol=1e-9)
-        assert np.allclose(found.power[layer], (every - mean).square().sum(-1).mean(1), atol=1e-9)
-        assert np.allclose(found.mean_power[layer], mean.square().sum((1, 2)), atol=1e-9)
+        weight = model.encoder.layer[layer].attention.output.dense.weight
+        for head in range(2):
+            added = every[head] @ weight[:, 8 * head : 8 * head + 8].T
+            assert found.magnitude[layer, head] == pytest.approx(float(added.square().sum(1).mean()))
+            assert found.power[layer, head] == pytest.approx(float((added - added.mean(0)).square().sum(1).mean()))
     with ContextSimilarityProbe(model, tokenizer, percents=[5]) as probe:
         probe.feed(texts)
     assert np.allclose(found.signal, probe.statistics().get("signal").values)
     assert np.array_equal(found.score, found.signal * found.power)
+
+
+@torch.no_grad()
+def test_projections_of_other_families(tokenizer):
+    from transformers import DistilBertConfig, DistilBertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
+
+    size = len(planted.VOCABULARY)
+    gpt = GPT2Model(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64, vocab_size=size)).eval()
+    llama = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=size)
+    bert = DistilBertConfig(dim=16, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=size, max_position_embeddings=64)
+    for model, name in (
+        (gpt, "h.0.attn.c_proj"),
+        (LlamaModel(LlamaConfig(**llama, num_key_value_heads=1)).eval(), "layers.0.self_attn.o_proj"),
+        (DistilBertModel(bert).eval(), "transformer.layer.0.attention.out_lin"),
+    ):
+        seen = []
+        projection = model.get_submodule(name)
+        handle = projection.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(inputs[0][0]))
+        found = pruning_scores(model, tokenizer, planted.make_texts(1))
+        handle.remove()
+        for head in range(2):
+            alone = torch.zeros_like(seen[0])
+            alone[:, 8 * head : 8 * head + 8] = seen[0][:, 8 * head : 8 * head + 8]
+            added = projection(alone) - projection(torch.zeros_like(alone))
+            assert found.magnitude[0, head] == pytest.approx(float(added.square().sum(1).mean()), rel=1e-4), name
 
 
 def test_tables_files_and_errors(tokenizer, tmp_path):
@@ -85,4 +114,6 @@ def test_tables_files_and_errors(tokenizer, tmp_path):
     refused("needs the model's tokenizer", lambda: pruning_scores(model, None, texts))
     refused("there are no texts", lambda: pruning_scores(model, tokenizer, []))
     refused("above 0 and up to 50", lambda: pruning_scores(model, tokenizer, texts, percent=0))
+    model.encoder.layer[0].attention.output.dense = torch.nn.Identity()
+    refused("the output projection of encoder.layer.0", lambda: pruning_scores(model, tokenizer, texts))
     refused("expected a model", lambda: pruning_scores("bert", tokenizer, texts))
