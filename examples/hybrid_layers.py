@@ -1,6 +1,6 @@
 """Which layers should keep softmax? Let the probe suggest them, convert the others: a hybrid, saved and opened again.
 
-    python examples/hybrid_layers.py                                     # MiniLM and review sentences, two minutes
+    python examples/hybrid_layers.py                                     # MiniLM and review sentences
     python examples/hybrid_layers.py --model roberta-base --texts my_sentences.txt --keep 4
 
 The probe's ``suggest_layers`` names the layers that need softmax most. The others are converted, their feature maps

@@ -135,11 +135,11 @@ def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """A panel for each corpus and way of pruning: errors over the share of pruned heads."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     runs = list(dict.fromkeys((row["corpus"], row["mode"]) for row in rows))
     figure = Figure(figsize=(1.2 + 3.2 * len(runs), 3.8), layout="constrained")
-    axes = figure.subplots(1, len(runs), squeeze=False)[0]
+    axes = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
     colours = dict(zip(LABELS, ("#0b6e4f", "#30459c", "#5a8fd6", "#d1853b", "#8a8f98"), strict=True))
     for axis, (corpus, mode) in zip(axes, runs, strict=True):
         its = [row for row in rows if (row["corpus"], row["mode"]) == (corpus, mode)]
@@ -153,6 +153,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                 shares, [row[name] for row in its], color=colours[name], marker="o", markersize=3, lw=width, label=label
             )
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter(ScalarFormatter())
         axis.yaxis.set_minor_formatter(NullFormatter())
         axis.set_xticks(shares, [f"{share:g}" for share in shares])
