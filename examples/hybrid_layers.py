@@ -1,11 +1,11 @@
-"""Which layers stand linear attention best? Measure each alone, then keep softmax in the others.
+"""Which layers should keep softmax? Let the probe suggest them, convert the others: a hybrid, saved and opened again.
 
-    python examples/hybrid_layers.py                                     # MiniLM and review sentences, two minutes
+    python examples/hybrid_layers.py                                     # MiniLM and review sentences
     python examples/hybrid_layers.py --model roberta-base --texts my_sentences.txt --keep 4
 
-Every layer is converted alone, its feature map initialised from the data (``hax.calibrate``, no training), and the
-change of the model's last hidden states measured on texts that the initialisation has not seen. Then the layers that
-change most keep softmax and the others are converted together: a hybrid, saved with ``--out`` and opened again.
+The probe's ``suggest_layers`` names the layers that need softmax most. The others are converted, their feature maps
+initialised from half of the texts (``hax.calibrate``, no training), and the change of the model's last hidden states
+measured on the other half, beside that of converting all layers. The hybrid is saved with ``--out``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 from transformers import AutoModel, AutoTokenizer  # noqa: E402
 
 import hf_attn_ext as hax  # noqa: E402
+from hf_attn_ext.probe import suggest_layers  # noqa: E402
 
 
 def read_texts(path: Path | None, count: int) -> list[str]:
@@ -62,13 +63,6 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found - expected).square().sum() / expected.square().sum()).item()
 
 
-def error_of(model, layers: list[int], kernel: str, num_features: int, seen, unseen, expected) -> float:
-    """Convert ``layers``, calibrate on ``seen``, measure on ``unseen``; the model is left converted."""
-    hax.convert(model, kernel=kernel, num_features=num_features, layers=layers)
-    hax.calibrate(model, seen)
-    return relative_error(hidden_states(model, unseen), expected)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="a model's folder or hub id; default: MiniLM from the assets")
@@ -95,27 +89,20 @@ def run(options: argparse.Namespace) -> int:
         name = ensure("minilm")
     model, tokenizer = AutoModel.from_pretrained(name), AutoTokenizer.from_pretrained(name)
     texts = read_texts(options.texts, options.count)
-    half = len(texts) // 2
-    seen, unseen = (batches(tokenizer, part, options.max_length) for part in (texts[:half], texts[half:]))
+    settings = {"kernel": options.kernel, "num_features": options.num_features}
+    limits = {"truncation": True, "max_length": options.max_length}
+    found = suggest_layers(model, tokenizer, texts, options.keep, **settings, **limits)
+    for layer in sorted(found.reasons):
+        print(found.reasons[layer])
+
+    seen, unseen = (batches(tokenizer, texts[start::2], options.max_length) for start in (0, 1))
     expected = hidden_states(model, unseen)
-    count = model.config.num_hidden_layers
-    if not 0 < options.keep < count:
-        raise hax.AttnExtError(f"--keep must lie between 1 and {count - 1}, got {options.keep}")
-
-    settings = (options.kernel, options.num_features, seen, unseen, expected)
-    errors = []
-    for layer in range(count):
-        errors.append(error_of(model, [layer], *settings))
-        hax.revert(model)
-        print(f"layer {layer:2d} alone: relative error {errors[layer]:.4f}", flush=True)
-
-    ranked = sorted(range(count), key=lambda layer: errors[layer])
-    kept, converted = sorted(ranked[count - options.keep :]), sorted(ranked[: count - options.keep])
-    all_layers = error_of(model, list(range(count)), *settings)
-    hax.revert(model)
-    hybrid = error_of(model, converted, *settings)
-    print(f"all {count} layers:   relative error {all_layers:.4f}")
-    print(f"hybrid, softmax kept in {kept}: relative error {hybrid:.4f}")
+    for name, layers in (("all layers converted", None), (f"hybrid, softmax kept in {found.keep}", found.convert)):
+        if hax.is_converted(model):
+            hax.revert(model)
+        hax.convert(model, **settings, layers=layers)
+        hax.calibrate(model, seen)
+        print(f"{name}: relative error {relative_error(hidden_states(model, unseen), expected):.4f}")
     if options.out is not None:
         model.save_pretrained(options.out)
         tokenizer.save_pretrained(options.out)

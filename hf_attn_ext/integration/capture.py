@@ -105,10 +105,11 @@ _MODIFIERS = ("position_bias", "softcap", "s_aux", "cu_seq_lens_q")
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode; then each of its modules is in the mode that it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Inside, the models are in evaluation mode; afterwards every part is in its own mode again."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        model.eval()
     try:
         yield
     finally:

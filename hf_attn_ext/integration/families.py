@@ -13,9 +13,10 @@ from collections.abc import Collection
 from typing import Any
 
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
+from transformers.pytorch_utils import Conv1D
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,9 @@ FAMILIES: dict[str, Family] = {
 # How the host's models call the same two numbers, most usual first.
 HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 HEAD_DIMS = ("attention_head_size", "head_dim", "head_size")
+
+# How they call the projection of the heads' outputs, inside the attention module.
+_PROJECTIONS = ("o_proj", "c_proj", "out_lin", "out_proj", "dense")
 
 # The argument for the cache: 5.24 names it ``cache``; before, it was ``past_key_values``.
 CACHE_ARGUMENTS = ("cache", "past_key_values")
@@ -165,6 +169,32 @@ def attention_shape(module: nn.Module) -> tuple[int, int] | None:
         width = said(("embed_dim", "hidden_size"))
         head_dim = width // heads if width and width % heads == 0 else None
     return None if head_dim is None else (heads, head_dim)
+
+
+def output_projection(model: nn.Module, name: str) -> nn.Module | None:
+    """Return the linear layer that the heads' outputs of the attention module ``name`` go through, or None.
+
+    BERT's kind keeps it beside the attention module, as ``output.dense``; the others inside.
+    """
+    module = model.get_submodule(name)
+    shape = attention_shape(module)
+    for inner in _PROJECTIONS:
+        found = getattr(module, inner, None)
+        if found is not None:
+            break
+    else:
+        beside = f"{name.rpartition('.')[0]}.output.dense".lstrip(".")
+        found = dict(model.named_modules()).get(beside)
+    if shape is None or not isinstance(found, (nn.Linear, Conv1D)):
+        return None
+    width = found.in_features if isinstance(found, nn.Linear) else found.weight.shape[0]
+    return found if width % shape[0] == 0 else None
+
+
+def projection_by_head(projection: nn.Module, num_heads: int) -> Tensor:
+    """Return an output projection's weight as (H, d, width): what turns each head's output into its part of the sum."""
+    weight = projection.weight if isinstance(projection, Conv1D) else projection.weight.T
+    return weight.unflatten(0, (num_heads, -1))
 
 
 def first_int(holder: Any, names: tuple[str, ...]) -> int | None:

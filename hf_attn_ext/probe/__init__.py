@@ -18,12 +18,18 @@ Models outside the host's attention interface are read at their output projectio
 
 :mod:`.segmentation` cuts a text by what its sentences are to the heads (:mod:`.sentence_vectors`, :mod:`.boundaries`);
 :mod:`.segmentation_scores` compares with true borders.
+
+:mod:`.compare` sets two models side by side, head by head (:mod:`.comparison`); :mod:`.suggest` says which layers of a
+hybrid should keep softmax (:mod:`.neighbours`), and :mod:`.pruning` which heads can go.
 """
 
 from .annotate import Annotation, annotate, sentence_starts
+from .compare import compare
+from .comparison import HeadComparison
 from .config import ProbeConfig, load_probe_config
 from .findings import Finding, findings
 from .probe import ContextSimilarityProbe
+from .pruning import PruningScores, pruning_scores
 from .report import write_report
 from .results import ProbeStatistics, Statistic
 from .run import ProbeRun, run_probe
@@ -31,20 +37,26 @@ from .segmentation import Segmentation, segment, segment_sentences
 from .segmentation_scores import segmentation_scores
 from .sentence_vectors import SentenceVectors, sentence_vectors
 from .similarity import similarity_matrices
+from .suggest import LayerSuggestion, suggest_layers
 
 __all__ = [
     "Annotation",
     "ContextSimilarityProbe",
     "Finding",
+    "HeadComparison",
+    "LayerSuggestion",
     "ProbeConfig",
     "ProbeRun",
     "ProbeStatistics",
+    "PruningScores",
     "Segmentation",
     "SentenceVectors",
     "Statistic",
     "annotate",
+    "compare",
     "findings",
     "load_probe_config",
+    "pruning_scores",
     "run_probe",
     "segment",
     "segment_sentences",
@@ -52,5 +64,6 @@ __all__ = [
     "sentence_starts",
     "sentence_vectors",
     "similarity_matrices",
+    "suggest_layers",
     "write_report",
 ]

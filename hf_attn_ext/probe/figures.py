@@ -19,7 +19,7 @@ _DOT, _COUNT, _MATCHED = "#0b6e4f", "#777777", "#d1853b"
 _CONTROL = {"dot": _DOT, "cosine": "#30459c", "attention": "#8e44ad"}
 # From so many heads on, marks are drawn as pixels: as paths they would take megabytes.
 _MANY = 400
-_OPTIONS = {"svg.hashsalt": "hf-attn-ext", "svg.fonttype": "none", "font.size": 9, "font.family": "DejaVu Sans"}
+OPTIONS = {"svg.hashsalt": "hf-attn-ext", "svg.fonttype": "none", "font.size": 9, "font.family": "DejaVu Sans"}
 _TITLES = {
     "within_sentence": "pairs inside one sentence",
     "repeated_tokens": "pairs of repeated tokens",
@@ -53,7 +53,7 @@ class Drawing:
         """Write to an open file or a path, without a date."""
         import matplotlib
 
-        with matplotlib.rc_context(_OPTIONS):
+        with matplotlib.rc_context(OPTIONS):
             metadata = {"Date": None} if format == "svg" else {"Software": None}
             self.figure.savefig(file, format=format, dpi=130, metadata=metadata)
             self.figure.set_layout_engine("none")  # laid out once: that takes longest
@@ -68,7 +68,7 @@ def draw(statistics: ProbeStatistics) -> list[Drawing]:
     """
     import matplotlib
 
-    with matplotlib.rc_context(_OPTIONS):
+    with matplotlib.rc_context(OPTIONS):
         return list(_all(statistics))
 
 
@@ -121,11 +121,7 @@ def _all(statistics: ProbeStatistics) -> Iterator[Drawing]:
 def _map(one: Statistic) -> Any:
     """Layer x head: the value less its chance level, and marks where the interval excludes it."""
     from matplotlib.colors import Normalize, TwoSlopeNorm
-    from matplotlib.ticker import MaxNLocator
 
-    layers, heads = one.values.shape
-    wide, high = min(7.5, 2.0 + 0.24 * heads), min(9.0, 1.5 + 0.24 * layers)
-    figure, axis = _figure(max(wide, 4.2), max(high, 2.7))
     unit = 1.0 if one.name == "distance" else 100.0
     against = np.isfinite(one.chance).any()
     shown = unit * (one.values - one.chance if against else one.values)
@@ -134,24 +130,37 @@ def _map(one: Statistic) -> Any:
         norm, colours = TwoSlopeNorm(0.0, -reach, reach), "RdBu_r"
     else:
         norm, colours = Normalize(0.0, float(np.nanmax(shown)) or 1.0), "Greens"
-    image = axis.imshow(shown, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
-    bar = figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02)
     what = "tokens" if one.name == "distance" else "points" if against else "%"
-    bar.set_label(f"{what} above chance" if against else what)
-    bar.ax.yaxis.set_major_locator(MaxNLocator(5))
+    label = f"{what} above chance" if against else what
+    figure, axis = map_figure(shown, one.layers, one.heads, norm, colours, label)
     for kind, (marker, filled) in {"beyond": ("o", True), "count": ("o", False), "below": ("_", True)}.items():
         y, x = np.nonzero(_marked(one, kind))
         face = "black" if filled else "none"
-        size = max(3.0, min(22.0, 2600 / (layers * heads)))
+        size = max(3.0, min(22.0, 2600 / shown.size))
         inks = {"facecolor": face, "edgecolor": "black"} if marker == "o" else {"color": "black"}
         axis.scatter(x, y, s=size, marker=marker, linewidth=0.8, rasterized=one.values.size > _MANY, **inks)
-    axis.set_xlabel("head")
-    axis.set_ylabel("layer")
-    for set_ticks, numbers in ((axis.set_xticks, one.heads), (axis.set_yticks, one.layers)):
-        step = max(1, len(numbers) // 12)
-        set_ticks(range(0, len(numbers), step), [str(number) for number in numbers[::step]])
     axis.set_title(_map_title(one, unit), fontsize=9)
     return figure
+
+
+def map_figure(
+    values: np.ndarray, layers: list[int], heads: list[int], norm: Any, colours: str, label: str
+) -> tuple[Any, Any]:
+    """A map of values (L, H) over layers and heads with its bar of colours: the figure, and its axis for marks."""
+    from matplotlib.ticker import MaxNLocator
+
+    wide, high = min(7.5, 2.0 + 0.24 * len(heads)), min(9.0, 1.5 + 0.24 * len(layers))
+    figure, axis = _figure(max(wide, 4.2), max(high, 2.7))
+    image = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    bar = figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02)
+    bar.set_label(label)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(5))
+    axis.set_xlabel("head")
+    axis.set_ylabel("layer")
+    for set_ticks, numbers in ((axis.set_xticks, heads), (axis.set_yticks, layers)):
+        step = max(1, len(numbers) // 12)
+        set_ticks(range(0, len(numbers), step), [str(number) for number in numbers[::step]])
+    return figure, axis
 
 
 def _map_title(one: Statistic, unit: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,20 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from ..errors import AttnExtError, short
-from ..integration.capturable import capturable_layers, causal_model, config_special_ids, max_tokens, token_reader
+from ..integration.capturable import capturable_layers, config_special_ids
 from ..integration.capture import ForwardPass, HeadOutputs, capture, evaluating
-from ..integration.projections import call_options, projection_layers
-from .annotate import annotate, check_boundaries, check_language, shuffled
+from ..integration.projections import projection_layers
+from .annotate import shuffled
+from .feeding import annotated_batches, read
 from .kept import KeptMatrices
 from .notes import notes
 from .options import (
     CONTROLS,
     KEEPS,
-    check_ids,
     check_tokenizer,
     choose_heads,
     choose_layers,
@@ -147,7 +145,6 @@ class ContextSimilarityProbe:
         opened, self._open = self._open, None
         opened.close()
 
-    @torch.no_grad()
     def feed(
         self,
         texts: Iterable[str],
@@ -189,53 +186,29 @@ class ContextSimilarityProbe:
             raise AttnExtError("feed works inside the block only: with ContextSimilarityProbe(...) as probe")
         if self.tokenizer is None:
             raise AttnExtError("feed needs the model's tokenizer: ContextSimilarityProbe(model, tokenizer)")
-        if isinstance(texts, (str, bytes)):
-            raise AttnExtError("texts must be a list of strings, got one string; put it in a list")
-        if not isinstance(texts, Iterable):
-            raise AttnExtError(f"texts must be a list of strings, got {short(texts)}")
-        batch_size = whole(batch_size, 1, "batch_size")
-        max_length = None if max_length is None else whole(max_length, 1, "max_length")
-        check_language(language)
-        check_boundaries(boundaries)
-        pad_to = None if pad_to is None else whole(pad_to, 1, "pad_to")
-        limit = max_tokens(self.model)
-        limits = [each for each in (limit, max_length) if each is not None]
-        if pad_to is not None and limit is not None and pad_to > limit:
-            raise AttnExtError(f"pad_to is {pad_to}, the model takes {limit} tokens at most")
-        reader = token_reader(self.model, self.layers)
-        if self._projected:
-            extra = call_options(reader)
-        else:
-            extra = {"use_cache": False} if causal_model(self.model) else {}
-        device = next(reader.parameters()).device
-        count, source = 0, iter(texts)
-        with evaluating(self.model):
-            try:
-                while batch := list(itertools.islice(source, batch_size)):
-                    annotation = annotate(
-                        batch,
-                        self.tokenizer,
-                        truncation=truncation,
-                        max_length=min(limits, default=None),
-                        language=language,
-                        boundaries=boundaries,
-                        pad_to=pad_to,
-                        first=count,
-                    )
+        batches = annotated_batches(
+            [self.model],
+            self.tokenizer,
+            texts,
+            batch_size,
+            truncation=truncation,
+            max_length=max_length,
+            language=language,
+            boundaries=boundaries,
+            pad_to=pad_to,
+            layers=self.layers,
+        )
+        count = 0
+        try:
+            with evaluating(self.model):
+                for annotation in batches:
                     if shuffle_tokens:
                         annotation = shuffled(annotation, self._stream.settings.seed)
-                    check_ids(annotation.input_ids, reader)
                     fed(annotation)
-                    reader(
-                        input_ids=annotation.input_ids.to(device),
-                        attention_mask=annotation.attention_mask.to(device),
-                        **extra,
-                    )
-                    count += len(batch)
-            finally:
-                fed(None)
-        if not count:
-            raise AttnExtError("there are no texts to feed; the list is empty")
+                    read(self.model, annotation.input_ids, annotation.attention_mask, self.layers)
+                    count += len(annotation.input_ids)
+        finally:
+            fed(None)
         return count
 
     def matrices(self, layer: int) -> Tensor:

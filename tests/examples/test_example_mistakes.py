@@ -8,7 +8,7 @@ from examples import hybrid_layers, peft_lora
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--keep", "2"], "--keep must lie between 1 and 1, got 2"),
+        (["--keep", "2"], "keep must lie between 1 and 1, for a model of 2 layers that can be converted, got 2"),
         (["--kernel", "hegdehog", "--keep", "1"], "unknown kernel 'hegdehog'. Did you mean 'hedgehog'?"),
         (["--count", "1"], "1 texts are too few"),
     ],

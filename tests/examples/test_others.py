@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from examples import compare_kernels, hasse_pages, hybrid_layers, order_pages, peft_lora
+from examples import choose_layers, compare_kernels, hasse_pages, hybrid_layers, order_pages, peft_lora, prune_heads
 
 
 def test_peft_lora(tiny_assets, tmp_path, capsys):
@@ -84,3 +84,46 @@ def test_order_pages(tmp_path, capsys):
     (tmp_path / "file").write_text("mine")
     assert order_pages.main(["--out", str(tmp_path / "file")]) == 2
     assert "is a file" in capsys.readouterr().err
+
+
+def test_choose_layers(tiny_assets, tmp_path, capsys):
+    arguments = ["--out", str(tmp_path / "out"), "--keep", "1", "--steps", "2", "--num-features", "4", "--texts", "8"]
+    assert choose_layers.main([*arguments, "--test", "6", "--seeds", "0,1"]) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    rows, heads = report["rows"], report["heads"]
+    assert [(row["seed"], row["layer"]) for row in heads] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(-1 <= row["lowest"] <= row["score"] <= 1 for row in heads)
+    assert (tmp_path / "out" / "reviews-1" / "heads-6.png").is_file() and "| rank correlation |" in printed
+    assert [row["seed"] for row in rows] == [0, 1] and "| reviews | 1 |" in printed
+    for row in rows:
+        assert row["choices"] == 2 and row["error"] == sorted(row["all"])[row["rank"] - 1]
+        assert row["best"] <= row["random"] <= row["worst"] and {row["first"], row["last"]} == set(row["all"])
+    assert (tmp_path / "out" / "results.png").stat().st_size > 5000
+    (tmp_path / "out" / "reviews-0" / "errors-6.json").write_text('{"": 9.0, "0": 2.0, "1": 1.0}')  # kept as they came
+    assert choose_layers.main([*arguments, "--test", "6", "--seeds", "0,1"]) == 0
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]["all"] == [1.0, 2.0]
+    for wrong, message in (
+        (["--keep", "2"], "--keep takes numbers from 1 to 1"),
+        (["--corpora", "review"], "Did you mean 'reviews'?"),
+        (["--draws", "0"], "--draws must be at least 1"),
+    ):
+        assert choose_layers.main([*arguments, "--test", "6", *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_prune_heads(tiny_assets, tmp_path, capsys):
+    arguments = ["--corpora", "reviews", "--draws", "2", "--texts", "8", "--test", "6", "--out", str(tmp_path / "out")]
+    assert prune_heads.main(arguments) == 0
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+    assert [row["mode"] for row in rows] == ["zero"] * 3 + ["mean"] * 3
+    for row in rows:
+        assert all(row[name] > 0 for name in (*prune_heads.LABELS, "random")) and row["best"] <= row["random"]
+    assert "| reviews | their mean |" in capsys.readouterr().out
+    assert (tmp_path / "out" / "results.png").stat().st_size > 5000
+    for wrong, message in (
+        (["--shares", "2"], "between 0 and 1"),
+        (["--corpora", "speech"], "Did you mean 'speeches'?"),
+    ):
+        assert prune_heads.main([*arguments, *wrong]) == 2
+        assert message in capsys.readouterr().err

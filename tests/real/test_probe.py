@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel
 
+import hf_attn_ext as hax
 from examples.assets import ensure
-from hf_attn_ext.probe import ContextSimilarityProbe
+from hf_attn_ext.probe import ContextSimilarityProbe, compare, suggest_layers
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +62,17 @@ def test_outputs_are_the_same_bits(minilm, batch, tokenizer):
         assert torch.equal(minilm(**batch).logits, before)
     counts = probe.statistics().counts
     assert probe.matrices(5).shape[:2] == (6, 12) and counts["texts"] + counts["skipped"] == 6
+
+
+def test_conversion_head_by_head_and_the_suggested_layers(tokenizer, passages):
+    teacher, model = (AutoModel.from_pretrained(ensure("minilm")).eval() for _ in range(2))
+    options = {"truncation": True, "max_length": 128}
+    suggested = suggest_layers(teacher, tokenizer, passages, keep=2, **options)
+    assert suggested.keep == [1, 2] or suggested.keep == [0, 1]  # where its heads look at neighbours
+    hax.convert(model, layers=[4, 5])
+    with torch.no_grad():  # layer 2 keeps softmax, but head 7 has no part of its values
+        model.encoder.layer[2].attention.self.value.weight[7 * 32 : 8 * 32].normal_(0, 0.02)
+    found = compare(teacher, model, tokenizer, passages[:8], **options)
+    assert (found.score[:2] > 0.99).all()
+    assert (2, int(found.score[2].argmin())) == (2, 7) and found.score[2, 7] < 0.5
+    assert found.score[4:].mean() < found.score[3].mean() < 1

@@ -1,0 +1,350 @@
+"""Does the suggestion of which layers keep softmax hold after training? Against every other choice.
+
+    python examples/choose_layers.py                              # MiniLM on review sentences, two seeds
+    python examples/choose_layers.py --corpora reviews,speeches   # also on pieces of speeches of about 115 tokens
+
+For each corpus and seed: stage 1 of all layers on the training texts, and ``suggest_layers`` on a few other training
+texts, which knows nothing of stage 1. Stage 1 trains every layer's feature map on the softmax stream, so the maps of a
+hybrid are those of the converted layers whatever the others are: every choice of layers is only an evaluation. Reported
+on test texts: the relative squared error of the last hidden states of the suggested hybrid, of the mean of random draws
+of as many layers, of the first and the last layers, of what the other criterion suggests (by error), and of every
+choice there is; and, with all layers converted, which heads kept their function (``compare``).
+
+A stopped run goes on when the same command is given again. Writes OUT/results.json, .md and .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+import numpy as np  # noqa: E402
+from assets import AssetError, ensure  # noqa: E402
+from hybrid_layers import batches, hidden_states, relative_error  # noqa: E402
+
+import hf_attn_ext as hax  # noqa: E402
+from hf_attn_ext.errors import suggest  # noqa: E402
+from hf_attn_ext.files import write_text, written_beside  # noqa: E402
+
+# of each corpus: files, words of a piece, texts for the suggestion and for the measurement, texts a pass, and stage 1
+CORPORA: dict[str, dict[str, Any]] = {
+    "reviews": {
+        "asset": "reviews",
+        "file": "{}.csv",
+        "words": None,
+        "texts": 96,
+        "test": 64,
+        "size": 32,
+        "batch": 16,
+    },
+    "speeches": {"asset": "sotu", "file": "{}.jsonl", "words": 90, "texts": 24, "test": 16, "size": 8, "batch": 3},
+}
+MAX_LENGTH = 128
+
+
+def read_texts(corpus: str, split: str, count: int, seed: int) -> list[str]:
+    """``count`` texts of a split, drawn by the seed."""
+    from hf_attn_ext.probe.corpus import read_corpus
+
+    its = CORPORA[corpus]
+    path = ensure(its["asset"]) / its["file"].format(split)
+    return read_corpus([str(path)], words=its["words"], limit=count, seed=seed).texts
+
+
+def stage1(folder: Path, corpus: str, seed: int, options: argparse.Namespace) -> Path:
+    """Train the feature maps of all layers; return the model's folder."""
+    from hf_attn_ext.training import distill
+
+    steps = options.steps
+    config: dict[str, Any] = {
+        "model": {"name": str(ensure("minilm"))},
+        "data": {
+            "path": str(ensure("reviews")),
+            **{split: f"{split}.csv" for split in ("train", "validation", "test")},
+            "max_length": 64,
+            "task": "regression",
+            "max_eval_examples": 16,
+        },
+        "kernel": {"kernel": options.kernel, "num_features": options.num_features},
+        "output": {"folder": str(folder), "progress": options.progress},
+        "seed": seed,
+        "mixed_precision": "no",
+        "measure": [],
+        "stage1": {"steps": steps, "batch_size": CORPORA[corpus]["batch"], "lr": 2e-2, "evaluate_every": steps},
+        "stage2": {"steps": 0},
+    }
+    config["stage1"]["eval_sequences"] = 32
+    if corpus == "speeches":  # of which the reviews are only the task that the run must have
+        splits = {split: f"{split}.jsonl" for split in ("train", "validation")}
+        config["stage1_data"] = {"path": str(ensure("sotu")), **splits, "max_length": MAX_LENGTH}
+        config["stage1"] |= {"packing": True, "max_length": MAX_LENGTH}
+    return distill(config).model_folder
+
+
+def trained_maps(folder: Path) -> dict[int, Any]:
+    """The state of every layer's feature map."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    return {layer.layer_idx: layer.feature_map.state_dict() for layer in hax.converted_layers(model)}
+
+
+class Hybrids:
+    """The errors of hybrids by which layers keep softmax, kept in a file as they come."""
+
+    def __init__(self, path: Path, corpus: str, its: dict[str, Any], maps: dict[int, Any], options: argparse.Namespace):
+        from transformers import AutoTokenizer
+
+        self.path, self.maps = path, maps
+        self.kernel = {"kernel": options.kernel, "num_features": options.num_features}
+        self.errors: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
+        self.model, self.tokenizer = self.open(), AutoTokenizer.from_pretrained(ensure("minilm"))
+        self.texts = sorted(read_texts(corpus, "test", its["test"], 7), key=len)
+        self.data = batches(self.tokenizer, self.texts, MAX_LENGTH, its["size"])
+        self.expected = hidden_states(self.model, self.data)
+
+    def open(self) -> Any:
+        from transformers import AutoModel
+
+        return AutoModel.from_pretrained(ensure("minilm")).eval()
+
+    def converted(self, kept: tuple[int, ...]) -> Any:
+        """The model with trained maps in all layers but ``kept``, to be reverted."""
+        hax.convert(self.model, **self.kernel, layers=[layer for layer in self.maps if layer not in kept])
+        for layer in hax.converted_layers(self.model):
+            layer.feature_map.load_state_dict(self.maps[layer.layer_idx])
+        return self.model
+
+    def error(self, kept: tuple[int, ...]) -> float:
+        name = ",".join(map(str, sorted(kept)))
+        if name not in self.errors:
+            self.errors[name] = relative_error(hidden_states(self.converted(kept), self.data), self.expected)
+            hax.revert(self.model)
+            write_text(self.path, json.dumps(self.errors, indent=1))
+        return self.errors[name]
+
+
+def suggestion(
+    folder: Path,
+    criterion: str,
+    corpus: str,
+    its: dict[str, Any],
+    seed: int,
+    keep: int,
+    options: argparse.Namespace,
+) -> list[int]:
+    """The order in which layers are suggested to keep softmax; its beginnings are the smaller suggestions."""
+    from transformers import AutoModel, AutoTokenizer
+
+    from hf_attn_ext.probe import suggest_layers
+
+    path = folder / f"{criterion}-{keep}-{its['texts']}.json"
+    if not path.is_file():
+        texts = read_texts(corpus, "train", its["texts"], seed)
+        model, tokenizer = AutoModel.from_pretrained(ensure("minilm")), AutoTokenizer.from_pretrained(ensure("minilm"))
+        settings = {"kernel": options.kernel, "num_features": options.num_features, "seed": seed}
+        limits = {"batch_size": its["size"], "truncation": True, "max_length": MAX_LENGTH}
+        suggest_layers(model, tokenizer, texts, keep, criterion=criterion, **settings, **limits).to_json(path)
+    return json.loads(path.read_text())["order"]
+
+
+def compared(folder: Path, its: dict[str, Any], hybrids: Hybrids) -> list[dict[str, Any]]:
+    """With all layers converted, one row a layer: how far its heads kept their function; writes heads.json and .png."""
+    from hf_attn_ext.probe import compare
+
+    path = folder / f"heads-{its['test']}.json"
+    if not path.is_file():
+        teacher, model = hybrids.open(), hybrids.converted(())
+        limits = {"batch_size": its["size"], "truncation": True, "max_length": MAX_LENGTH}
+        found = compare(teacher, model, hybrids.tokenizer, hybrids.texts, **limits)
+        hax.revert(model)
+        found.figure(path.with_suffix(".png"))
+        rows = [
+            {
+                "layer": layer,
+                "score": float(np.nanmean(found.score[i])),
+                "lowest": float(np.nanmin(found.score[i])),
+                "lowest_head": int(np.nanargmin(found.score[i])),
+                "correlation": float(np.nanmean(found.correlation[i])),
+                **{kind: sum(at == layer for at, _ in found.heads_with(kind)) for kind in ("kept", "moved", "lost")},
+            }
+            for i, layer in enumerate(found.layers)
+        ]
+        write_text(path, json.dumps({"layers": rows, "heads": found.rows()}, indent=1))
+    return json.loads(path.read_text())["layers"]
+
+
+def measure(corpus: str, seed: int, options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """One row for each number of layers that keep softmax, and one for each layer's heads."""
+    folder = Path(options.out) / f"{corpus}-{seed}"
+    maps = trained_maps(stage1(folder / "stage1", corpus, seed, options))
+    layers, keeps = sorted(maps), [int(part) for part in options.keep.split(",")]
+    if not keeps or min(keeps) < 1 or max(keeps) >= len(layers):
+        raise hax.AttnExtError(f"--keep takes numbers from 1 to {len(layers) - 1}, got {options.keep!r}")
+    its = {**CORPORA[corpus], **{name: n for name in ("texts", "test") if (n := getattr(options, name)) is not None}}
+    orders = {
+        criterion: suggestion(folder, criterion, corpus, its, seed, max(keeps), options)
+        for criterion in ("neighbours", "error")
+    }
+    hybrids = Hybrids(folder / f"errors-{its['test']}.json", corpus, its, maps, options)
+    rows = []
+    for keep in keeps:
+        subsets = list(itertools.combinations(layers, keep))
+        errors = {subset: hybrids.error(subset) for subset in subsets}
+        draws = np.random.default_rng([seed, keep]).integers(0, len(subsets), options.draws)
+        drawn = [errors[subsets[at]] for at in draws]
+        ranked = sorted(errors, key=errors.__getitem__)
+        chosen, other = (tuple(sorted(orders[name][:keep])) for name in ("neighbours", "error"))
+        rows.append(
+            {
+                "corpus": corpus,
+                "seed": seed,
+                "keep": keep,
+                "suggested": list(chosen),
+                "error": errors[chosen],
+                "by_error": errors[other],
+                "by_error_layers": list(other),
+                "random": float(np.mean(drawn)),
+                "random_sd": float(np.std(drawn, ddof=1)) if len(drawn) > 1 else 0.0,
+                "first": errors[tuple(layers[:keep])],
+                "last": errors[tuple(layers[-keep:])],
+                "best": errors[ranked[0]],
+                "best_layers": list(ranked[0]),
+                "worst": errors[ranked[-1]],
+                "rank": ranked.index(chosen) + 1,
+                "choices": len(subsets),
+                "none_kept": hybrids.error(()),
+                "all": sorted(errors.values()),
+            }
+        )
+    heads = [{"corpus": corpus, "seed": seed, **row} for row in compared(folder, its, hybrids)]
+    return rows, heads
+
+
+def head_lines(heads: list[dict[str, Any]]) -> list[str]:
+    """The heads' table as Markdown."""
+    out = [
+        "| corpus | seed | layer | mean score | lowest (head) | rank correlation | heads kept, moved, lost |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return out + [
+        f"| {row['corpus']} | {row['seed']} | {row['layer']} | {row['score']:.2f} | {row['lowest']:.2f} "
+        f"({row['lowest_head']}) | {row['correlation']:.2f} | {row['kept']}, {row['moved']}, {row['lost']} |"
+        for row in heads
+    ]
+
+
+def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
+    """The table as Markdown."""
+    out = [
+        "| corpus | seed | softmax kept in | error | "
+        f"random, mean of {draws} (sd) | first | last | by error | best choice | rank | none kept |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        best = f"{row['best']:.3f} {row['best_layers']}"
+        out.append(
+            f"| {row['corpus']} | {row['seed']} | {row['suggested']} | {row['error']:.3f} | {row['random']:.3f} "
+            f"({row['random_sd']:.3f}) | {row['first']:.3f} | {row['last']:.3f} "
+            f"| {row['by_error']:.3f} {row['by_error_layers']} | {best} "
+            f"| {row['rank']} of {row['choices']} | {row['none_kept']:.3f} |"
+        )
+    better = sum(row["error"] < row["random"] for row in rows)
+    ratio = np.mean([row["error"] / row["random"] for row in rows])
+    out += ["", f"better than the mean of random draws: {better} of {len(rows)}; error over theirs, mean {ratio:.2f}"]
+    return out
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """A panel for each corpus and seed: all choices as dots, the suggestion and the random mean among them."""
+    from matplotlib.figure import Figure
+
+    runs = list(dict.fromkeys((row["corpus"], row["seed"]) for row in rows))
+    figure = Figure(figsize=(1.2 + 3.0 * len(runs), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(runs), squeeze=False)[0]
+    for axis, run in zip(axes, runs, strict=True):
+        its = [row for row in rows if (row["corpus"], row["seed"]) == run]
+        for row in its:
+            spread = np.linspace(-0.15, 0.15, len(row["all"]))
+            axis.scatter(row["keep"] + spread, row["all"], s=12, color="#b5b9bf", label="every choice")
+        for name, marker, colour in (
+            ("random", "_", "#b23b3b"),
+            ("first", "^", "#d1853b"),
+            ("last", "v", "#30459c"),
+            ("by_error", "x", "#8e44ad"),
+            ("error", "o", "#0b6e4f"),
+        ):
+            label = {"random": "mean of random draws", "error": "suggested", "by_error": "by error"}.get(
+                name, f"the {name} layers"
+            )
+            size = 160 if marker == "_" else 34
+            places = [row["keep"] for row in its]
+            axis.scatter(places, [row[name] for row in its], s=size, marker=marker, color=colour, label=label, zorder=3)
+        axis.set_xticks([row["keep"] for row in its])
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("layers that keep softmax")
+        axis.set_title(f"{run[0]}, seed {run[1]}", fontsize=10)
+        axis.grid(True, axis="y", color="#e6e6e6", linewidth=0.6)
+        axis.set_axisbelow(True)
+    axes[0].set_ylabel("relative error of the last hidden states")
+    handles, labels = axes[0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    with written_beside(path) as beside:
+        figure.savefig(beside, format="png", dpi=130)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpora", default="reviews", help=f"of {', '.join(CORPORA)}, with commas")
+    parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--keep", default="1,2,3", help="how many layers keep softmax, with commas")
+    parser.add_argument("--draws", type=int, default=10, help="random choices of layers")
+    parser.add_argument("--steps", type=int, default=300, help="of stage 1")
+    parser.add_argument("--texts", type=int, help="for the suggestion; default: by corpus")
+    parser.add_argument("--test", type=int, help="texts that hybrids are measured on; default: by corpus")
+    parser.add_argument("--kernel", default="flexformer_c")
+    parser.add_argument("--num-features", type=int, default=64)
+    parser.add_argument("--out", default="runs/choose-layers")
+    parser.add_argument("--progress", action="store_true", help="show stage 1's progress bar")
+    options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except (hax.AttnExtError, AssetError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    corpora = options.corpora.split(",")
+    for corpus in corpora:
+        if corpus not in CORPORA:
+            raise hax.AttnExtError(
+                f"unknown corpus {corpus!r}.{suggest(corpus, CORPORA)} There are: {', '.join(CORPORA)}"
+            )
+    if options.draws < 1:
+        raise hax.AttnExtError(f"--draws must be at least 1, got {options.draws}")
+    rows, heads = [], []
+    for corpus, seed in itertools.product(corpora, [int(part) for part in options.seeds.split(",")]):
+        print(f"[layers] {corpus}, seed {seed}", file=sys.stderr, flush=True)
+        of_layers, of_heads = measure(corpus, seed, options)
+        rows, heads = rows + of_layers, heads + of_heads
+    out = Path(options.out)
+    text = "\n".join([*lines(rows, options.draws), "", *head_lines(heads)]) + "\n"
+    write_text(out / "results.json", json.dumps({"settings": vars(options), "rows": rows, "heads": heads}, indent=1))
+    write_text(out / "results.md", text)
+    draw(rows, out / "results.png")
+    print(text)
+    print(f"written: {out}/results.json, .md, .png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

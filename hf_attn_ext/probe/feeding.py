@@ -1,0 +1,87 @@
+"""Texts into annotated batches, and one pass of a model over each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import AttnExtError, short
+from ..integration.capturable import Layer, causal_model, max_tokens, token_reader
+from ..integration.projections import call_options
+from .annotate import Annotation, annotate, check_boundaries, check_language
+from .options import check_ids, whole
+
+
+def annotated_batches(
+    models: Sequence[nn.Module],
+    tokenizer: Any,
+    texts: Iterable[str],
+    batch_size: int,
+    *,
+    truncation: bool = False,
+    max_length: int | None = None,
+    language: str = "en",
+    boundaries: Sequence[str] | None = None,
+    pad_to: int | None = None,
+    layers: Sequence[Layer] = (),
+) -> Iterator[Annotation]:
+    """Batches of texts, as :func:`.annotate` makes them, that every one of ``models`` can read.
+
+    Args:
+        models: none of them is run.
+        texts: any iterable of strings, read as it goes.
+        truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
+        max_length: the longest text in tokens, special ones included; None is what the models take.
+        boundaries, pad_to: as :meth:`.ContextSimilarityProbe.feed` takes them.
+        layers: that are looked at, where the models' own structure does not say what reads the tokens.
+
+    Raises:
+        AttnExtError: at once for a wrong option; on the way for a blank text, one that is too long, a token id that a
+            model does not know, and at the end where there was no text.
+    """
+    if isinstance(texts, (str, bytes)):
+        raise AttnExtError("texts must be a list of strings, got one string; put it in a list")
+    if not isinstance(texts, Iterable):
+        raise AttnExtError(f"texts must be a list of strings, got {short(texts)}")
+    batch_size = whole(batch_size, 1, "batch_size")
+    max_length = None if max_length is None else whole(max_length, 1, "max_length")
+    check_language(language)
+    check_boundaries(boundaries)
+    pad_to = None if pad_to is None else whole(pad_to, 1, "pad_to")
+    most = min((each for each in map(max_tokens, models) if each is not None), default=None)
+    if pad_to is not None and most is not None and pad_to > most:
+        raise AttnExtError(f"pad_to is {pad_to}, the model takes {most} tokens at most")
+    limit = min((each for each in (most, max_length) if each is not None), default=None)
+    options = {"truncation": truncation, "max_length": limit, "language": language}
+    options |= {"boundaries": boundaries, "pad_to": pad_to}
+    return _batches([token_reader(model, layers) for model in models], tokenizer, texts, batch_size, options)
+
+
+def _batches(
+    readers: list[nn.Module], tokenizer: Any, texts: Iterable[str], batch_size: int, options: dict[str, Any]
+) -> Iterator[Annotation]:
+    count, source = 0, iter(texts)
+    while batch := list(itertools.islice(source, batch_size)):
+        annotation = annotate(batch, tokenizer, first=count, **options)
+        for reader in readers:
+            check_ids(annotation.input_ids, reader)
+        yield annotation
+        count += len(batch)
+    if not count:
+        raise AttnExtError("there are no texts to feed; the list is empty")
+
+
+@torch.no_grad()
+def read(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, layers: Sequence[Layer] = ()) -> Any:
+    """Run the part of ``model`` that reads tokens, without its head, over one batch; return what it returns."""
+    reader = token_reader(model, layers)
+    device = next(reader.parameters()).device
+    if any(layer.projection for layer in layers):
+        extra = call_options(reader)
+    else:
+        extra = {"use_cache": False} if causal_model(model) else {}
+    return reader(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), **extra)

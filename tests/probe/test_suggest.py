@@ -1,0 +1,160 @@
+"""Which layers should keep softmax: one known to be hard is found, the errors are real, the model is left."""
+
+import itertools
+import json
+import math
+import re
+
+import planted
+import pytest
+import torch
+
+import hf_attn_ext as hax
+from hf_attn_ext.probe import suggest_layers
+from hf_attn_ext.probe.neighbours import neighbour_attention
+
+TEXTS = planted.make_texts(9, sentences=2)
+
+
+@torch.no_grad()
+def hard_bert(hard, layers=4, seed=0):
+    """Sharp attention in layer ``hard``, nearly uniform attention, which every kernel can follow, in the others."""
+    model = planted.small_bert(seed=seed, num_hidden_layers=layers)
+    for number, layer in enumerate(model.encoder.layer):
+        its = layer.attention.self
+        for linear in (its.query, its.key):
+            linear.weight.mul_(6.0 if number == hard else 0.02)
+    return model
+
+
+@pytest.mark.parametrize("hard", [0, 2])
+def test_a_layer_planted_as_hard_is_kept(tokenizer, hard):
+    found = suggest_layers(hard_bert(hard), tokenizer, TEXTS, keep=1, num_features=4, criterion="error")
+    assert found.keep == found.order == [hard] and hard not in found.convert and len(found.convert) == 3
+    assert found.errors[1] < 0.8 * found.errors[0]
+    assert f"layer {hard}: keeping it takes the error from" in found.reasons[hard]
+    other = found.convert[0]
+    assert f"layer {other}: keeping it alone would take the error" in found.reasons[other]
+
+
+@torch.no_grad()
+def near_bert(layer):
+    """Layer ``layer`` looks at where tokens stand, and all others at everything."""
+    model = hard_bert(None)
+    place = torch.arange(64) / 2
+    model.embeddings.position_embeddings.weight[:, :2] = 4 * torch.stack([place.cos(), place.sin()], 1)
+    its = model.encoder.layer[layer].attention.self
+    turn = torch.tensor([[math.cos(0.5), math.sin(0.5)], [-math.sin(0.5), math.cos(0.5)]])  # one place back
+    for linear, rows in ((its.query, turn), (its.key, torch.eye(2))):
+        linear.weight.zero_()
+        for head in (0, 8):
+            linear.weight[head : head + 2, :2] = 8.0 * rows
+    return model
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_a_layer_planted_to_look_at_neighbours_is_kept(tokenizer, layer):
+    found = suggest_layers(near_bert(layer), tokenizer, TEXTS, keep=1)
+    assert found.keep == [layer] and found.scores[layer] > 0.04
+    assert all(abs(found.scores[other]) < 0.01 for other in found.convert)
+    assert "place 1 of 4: keeps softmax" in found.reasons[layer] and not found.errors
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@torch.no_grad()
+def test_neighbour_attention_equals_the_naive_twin(tokenizer, causal):
+    texts = planted.make_texts(3, sentences=1) + planted.make_texts(2, sentences=2)
+    model = planted.small_bert(is_decoder=causal).double()
+    batch = dict(tokenizer(texts, padding=True, return_tensors="pt"))
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    found = neighbour_attention(model, [{name: x[:2] for name, x in batch.items()}, batch], nearest=3)
+    model.set_attn_implementation("eager")
+    sums, queries = [[0.0, 0.0], [0.0, 0.0]], 0
+    for text in [*texts[:2], *texts]:
+        maps = model(**tokenizer(text, return_tensors="pt"), output_attentions=True).attentions
+        length = maps[0].shape[-1]
+        queries += length
+        for i in range(length):
+            seen = range(i + 1) if causal else range(length)
+            near = [j for j in seen if 0 < abs(i - j) <= 3]
+            for layer, head in itertools.product(range(2), range(2)):
+                sums[layer][head] += float(maps[layer][0, head, i, near].sum()) - len(near) / len(seen)
+    for layer in range(2):
+        assert found[layer] == pytest.approx([total / queries for total in sums[layer]], abs=1e-9)
+
+
+@torch.no_grad()
+def test_errors_are_those_of_real_hybrids(tokenizer):
+    model = planted.small_bert(num_hidden_layers=3).double()
+    found = suggest_layers(model, tokenizer, TEXTS, keep=2, num_features=4, seed=3, batch_size=1, criterion="error")
+    seen, unseen = ([tokenizer(text, return_tensors="pt") for text in TEXTS[start::2]] for start in (0, 1))
+    expected = [model(**batch).last_hidden_state for batch in unseen]
+
+    def error(kept):
+        hybrid = planted.small_bert(num_hidden_layers=3).double()
+        hax.convert(hybrid, num_features=4, seed=3, layers=[layer for layer in range(3) if layer not in kept])
+        hax.calibrate(hybrid, seen)
+        found = [hybrid(**batch).last_hidden_state for batch in unseen]
+        above = sum((one - two).square().sum() for one, two in zip(found, expected, strict=True))
+        return float(above / sum(one.square().sum() for one in expected))
+
+    first = min(range(3), key=lambda layer: error([layer]))
+    second = min(set(range(3)) - {first}, key=lambda layer: error([first, layer]))
+    assert found.order == [first, second]
+    assert found.errors == pytest.approx([error([]), error([first]), error([first, second])], rel=1e-9)
+    for kept, errors in zip(([], [first]), found.choices, strict=True):
+        assert errors == pytest.approx({layer: error([*kept, layer]) for layer in set(range(3)) - set(kept)}, rel=1e-9)
+    assert found.scores[first] == found.errors[0] - found.errors[1] and found.counts["texts"] == 9
+
+
+@pytest.mark.parametrize("criterion", ["neighbours", "error"])
+def test_the_model_stays_and_the_suggestion_converts_it(tokenizer, criterion):
+    model = hard_bert(1).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = suggest_layers(model, tokenizer, TEXTS, keep=2, num_features=4, criterion=criterion)
+    assert model.training and type(model).__name__ == "BertModel" and not hax.is_converted(model)
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    again = suggest_layers(model, tokenizer, TEXTS, keep=1, num_features=4, criterion=criterion)
+    assert again.order == found.order[:1] and again.errors == found.errors[:2] and again.scores == found.scores
+    hax.convert(model, layers=found.convert)
+    assert [layer.layer_idx for layer in hax.converted_layers(model)] == found.convert
+
+
+def test_tables_and_files(tokenizer, tmp_path):
+    found = suggest_layers(hard_bert(1), tokenizer, TEXTS, keep=2, num_features=4, criterion="error")
+    rows = found.rows()
+    assert [row["layer"] for row in rows] == [0, 1, 2, 3] and sum(row["kept"] for row in rows) == 2
+    assert rows[1]["place"] == 1 and rows[1]["score"] == found.scores[1]
+    stored = json.loads(found.to_json(tmp_path / "layers.json"))
+    assert stored == json.loads((tmp_path / "layers.json").read_text()) and stored["keep"] == found.keep
+    assert stored["settings"]["kernel"]["kernel"] == "flexformer_c"
+
+
+def test_a_decoder(tokenizer):
+    from transformers import GPT2Config, GPT2Model
+
+    torch.manual_seed(0)
+    sizes = dict(n_embd=16, n_layer=3, n_head=2, n_positions=64, vocab_size=len(planted.VOCABULARY))
+    for criterion in ("neighbours", "error"):
+        options = {"num_features": 4, "criterion": criterion}
+        found = suggest_layers(GPT2Model(GPT2Config(**sizes)), tokenizer, TEXTS, keep=1, **options)
+        assert len(found.keep) == 1 and len(found.convert) == 2
+
+
+def test_errors(tokenizer):
+    model = planted.small_bert()
+
+    def refused(message, keep=1, texts=TEXTS[:2], its=model, tok=tokenizer, **options):
+        with pytest.raises(hax.AttnExtError, match=re.escape(message)):
+            suggest_layers(its, tok, texts, keep, num_features=4, **options)
+
+    refused("keep must lie between 1 and 1, for a model of 2 layers", keep=2)
+    refused("keep must be a whole number of at least 1, got 0", keep=0)
+    refused("one text is too few", texts=TEXTS[:1])
+    refused("there are no texts", texts=[])
+    refused("Did you mean 'hedgehog'?", kernel="hegdehog")
+    refused("needs the model's tokenizer", tok=None)
+    refused("batch_size must be", batch_size=0)
+    refused("is converted already", its=hax.convert(planted.small_bert()))
+    refused("unknown criterion 'neighbors'. Did you mean 'neighbours'?", criterion="neighbors")
