@@ -73,7 +73,7 @@ def cloze_passes(model: nn.Module, ids: Tensor) -> Tensor:
     for start in range(0, batch * n, ROWS):
         part = {name: tensor[start : start + ROWS] for name, tensor in rows.items()}
         each = torch.arange(start, min(start + ROWS, batch * n), device=ids.device) % n
-        with given_mask(seen[each], spec.position_ids[kept].to(ids.device)[each]):
+        with given_mask(model.config, seen[each], spec.position_ids[kept].to(ids.device)[each]):
             hidden.append(model.base_model(**butterfly_embeddings(model, part)).last_hidden_state[:, -1])
     return _of_labels(model, torch.cat(hidden), ids)
 

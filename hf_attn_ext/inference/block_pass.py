@@ -22,6 +22,7 @@ from ..integration.families import attention_modules, cache_argument, is_causal
 from ..integration.mask_call import Streams, given_mask
 from ..integration.masks import active_mask
 from ..integration.positions import position_table
+from ..integration.registry import IMPLEMENTATION
 
 
 class BlockPasses:
@@ -48,7 +49,8 @@ class BlockPasses:
         name = cache_argument(parameters)
         modules, linear, self.converted = attention_modules(model), converted_layers(model), is_converted(model)
         able = name is not None and all(is_causal(module) for _, module in modules)
-        able = able and (self.converted or not linear)  # maps attached on first use come without a cache
+        # maps attached on first use, which may be this generation's, come without a cache
+        able = able and (self.converted or not (linear or model.config._attn_implementation == IMPLEMENTATION))
         if use_cache and not able:
             raise AttnExtError(f"{type(model).__name__} has no cache for every layer; leave use_cache out")
         self.keeps_keys = len(linear) < len(modules)
@@ -102,7 +104,7 @@ class BlockPasses:
         # all ones: padding is in the mask, but without them the host would take positions for packed texts
         inputs["attention_mask"] = torch.ones(batch, seen + ids.shape[1], dtype=torch.int64, device=device)
         mask = functools.partial(self._mask, clean_at, keys_at, keys_real, start, masks_real)
-        with given_mask(mask, positions, streams):
+        with given_mask(self.model.config, mask, positions, streams):
             logits = self.model(**inputs).logits[:, -self.size :]
         if self.cache_name is not None:
             if self.cache.get_seq_length() != seen + ids.shape[1]:

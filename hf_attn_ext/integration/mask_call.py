@@ -45,21 +45,22 @@ class Streams(NamedTuple):
     group: int
 
 
-_NONE = None, None, None
+_NONE = None, None, None, None
 _GIVEN: contextvars.ContextVar[tuple] = contextvars.ContextVar("given_mask", default=_NONE)
 
 
 @contextlib.contextmanager
 def given_mask(
-    mask: Tensor | Callable[[], Tensor], position_ids: Tensor, streams: Streams | None = None
+    config: Any, mask: Tensor | Callable[[], Tensor], position_ids: Tensor, streams: Streams | None = None
 ) -> Iterator[None]:
-    """Let the forward passes inside use ``mask``, bool (B, Nq, Nk), where the model's own masks would be used.
+    """Let the forward passes inside of the model with this ``config`` use ``mask``, bool (B, Nq, Nk), where its own
+    masks would be used. Other models that run inside, as a hook's may, keep theirs.
 
     For inference under a mask that was made for training: the pass has other positions, but sees what they would see.
     Padding is in it already. ``position_ids`` (B, Nq) are those of the mask, from 0. A function makes the mask when a
     layer asks for it. With ``streams``, which says the same of a pass with a cache, linear layers continue their state.
     """
-    token = _GIVEN.set((mask, position_ids, streams))
+    token = _GIVEN.set((config, mask, position_ids, streams))
     try:
         yield
     finally:
@@ -96,7 +97,8 @@ class MaskCall:
         self.kv_length, self.kv_offset = int(kv_length), int(kv_offset)
         self.stop = self.q_offset + self.q_length
         self.padding = None if padding is None or bool(padding.all()) else _widened(padding, self.kv_length)
-        self._given, self.given_positions, self.streams = _GIVEN.get()
+        of, *given = _GIVEN.get()
+        self._given, self.given_positions, self.streams = given if of is host.get("config") else _NONE[1:]
         self._numbers: dict[int, int] = {}
         self._built: dict[Any, Any] = {}
 

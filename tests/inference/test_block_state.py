@@ -130,3 +130,22 @@ def test_a_state_goes_on_only_after_what_passed_is_cropped():
     assert layer.get_seq_length() == 2
     with pytest.raises(AttnExtError, match="cannot be cropped by -3 tokens"):
         layer.crop(-3)
+
+
+@torch.no_grad()
+def test_another_model_that_runs_inside_keeps_its_own_mask():
+    outer, inner = linear_model(LlamaForCausalLM), hax.set_mask(linear_model(LlamaForCausalLM), "causal")
+    found, ids = [], torch.randint(3, 38, (1, 9))
+    expected = inner(ids, use_cache=False).logits
+    hook = outer.register_forward_pre_hook(lambda *_: found.append(inner(ids, use_cache=False).logits))
+    generate(outer, ids[:, :6], max_new_tokens=3)
+    hook.remove()
+    assert found and all(torch.equal(logits, expected) for logits in found)
+
+
+def test_maps_attached_by_the_generation_itself(tmp_path):
+    model_of(LlamaForCausalLM).save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="flexformer", dtype=torch.float64)
+    with pytest.warns(UserWarning, match="untrained"):
+        first = generate(model, *prompts(6, 4), max_new_tokens=8)
+    assert torch.equal(first, generate(model, *prompts(6, 4), max_new_tokens=8))

@@ -79,7 +79,7 @@ def test_maps_under_a_mask_given_for_inference(linear):
     hax.set_mask(hax.convert(model, **KERNEL) if linear else model, "causal")
     mask = torch.ones(3, 7, 7, dtype=torch.bool).tril()
     mask[1] = torch.eye(7, dtype=torch.bool)
-    with given_mask(mask, torch.arange(7).expand(3, 7)):
+    with given_mask(model.config, mask, torch.arange(7).expand(3, 7)):
         with capture(model, calls.append):
             model(ids)
         expected = model(ids, output_attentions=True).attentions

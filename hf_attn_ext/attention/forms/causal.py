@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...errors import AttnExtError
+from ...errors import AttnExtError, short
+from ...hasse.reading import is_whole
 from ..feature_maps.base import FeatureMap
 from ..normaliser import Stabilised, divide, empty_rows, relative
 from .bidirectional import split
@@ -80,8 +81,8 @@ def causal_attention(
     check_inputs(q, k, v, feature_map, key_padding_mask)
     check_causal(q, k)
     check_dropout(dropout_p)
-    if group != 1 and (group < 1 or k.shape[2] % group):
-        raise AttnExtError(f"{k.shape[2]} tokens are no whole number of groups of {group}")
+    if not is_whole(group) or group < 1 or k.shape[2] % group:
+        raise AttnExtError(f"{k.shape[2]} tokens are no whole number of groups of {short(group)}")
     if state is not None:
         check_state(state, q, v, feature_map)
     with torch.autocast(q.device.type, enabled=False):
