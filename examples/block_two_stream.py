@@ -110,7 +110,7 @@ def rate_of(
         steps = max(1, round(options.steps * options.tune_share))
         return trained(training, seed, steps, lr, folder, options, texts, here, accelerator)[2]
 
-    return chosen_rate(rates_of(options.lr), loss_at, Path(options.out) / "rates" / training)
+    return chosen_rate(rates_of(options.lr), loss_at, Path(options.out) / "rates" / training, seed)
 
 
 def run(
@@ -170,27 +170,34 @@ def run(
     return result
 
 
-def with_speed(result: dict[str, Any], options: argparse.Namespace, texts: Any, accelerator: Any) -> dict[str, Any]:
-    """A run's result with the tokens that its model writes in a second; read where it was measured before.
+def with_speeds(
+    results: list[dict[str, Any]], options: argparse.Namespace, texts: Any, accelerator: Any
+) -> list[dict[str, Any]]:
+    """The results with the tokens that each trained model writes in a second.
 
-    Called once all models are trained, so that all are measured in one stretch of time.
+    Measured once all models are trained, in one stretch of time; read where all were measured before.
     """
     from mask_runs.generation import prompt_of, tokens_per_second, write_blocks, write_tokens
 
     from hf_attn_ext.training.files import read_json, write_json
 
-    training = result["training"]
-    if training == "start":
-        return result
-    here = Path(options.out) / result["attention"] / training / f"seed-{result['seed']}"
-    if not (here / "speed.json").is_file():
-        model, _ = opened(training, here / "model", texts.tokenizer)
-        prompt = prompt_of(texts.test, options.prompt_tokens)
-        write = write_blocks if block_of(training) else write_tokens
-        numbers = options.new_tokens, options.repeats
-        speed = tokens_per_second(write, model.to(accelerator.device), texts.tokenizer, prompt, *numbers)
-        write_json(here / "speed.json", {"tokens_per_second": speed})
-    return result | read_json(here / "speed.json")
+    folders = {
+        index: Path(options.out) / result["attention"] / result["training"] / f"seed-{result['seed']}"
+        for index, result in enumerate(results)
+        if result["training"] != "start"
+    }
+    if not all((folder / "speed.json").is_file() for folder in folders.values()):
+        prompt, numbers = prompt_of(texts.test, options.prompt_tokens), (options.new_tokens, options.repeats)
+        for index, folder in folders.items():
+            training = results[index]["training"]
+            model, _ = opened(training, folder / "model", texts.tokenizer)
+            write = write_blocks if block_of(training) else write_tokens
+            speed = tokens_per_second(write, model.to(accelerator.device), texts.tokenizer, prompt, *numbers)
+            write_json(folder / "speed.json", {"tokens_per_second": speed})
+    return [
+        result | (read_json(folders[index] / "speed.json") if index in folders else {})
+        for index, result in enumerate(results)
+    ]
 
 
 def by_place(losses: np.ndarray, block: int) -> list[float | None]:
@@ -304,8 +311,7 @@ def main(arguments: list[str] | None = None) -> int:
                     loss = result["as_trained"]["loss"]
                     print(f"[blocks] {attention} {training} seed {seed}: {loss:.3f}", file=sys.stderr, flush=True)
                     results.append(result)
-        results = [with_speed(result, options, texts, accelerator) for result in results]
-        report(results, options, settings, texts)
+        report(with_speeds(results, options, texts, accelerator), options, settings, texts)
     except (AttnExtError, AssetError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2

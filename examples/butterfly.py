@@ -135,7 +135,7 @@ def rate_of(training: str, seed: int, options: argparse.Namespace, texts: Any, s
     def loss_at(lr: float, here: Path) -> float:
         return trained(training, seed, short, lr, options, texts, here, accelerator)[1]
 
-    return chosen_rate(rates_of(options.lr), loss_at, Path(options.out) / training / "rates")
+    return chosen_rate(rates_of(options.lr), loss_at, Path(options.out) / training / "rates", seed)
 
 
 def run(

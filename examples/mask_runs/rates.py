@@ -25,8 +25,18 @@ def rates_of(text: str) -> list[float]:
     return rates
 
 
-def chosen_rate(rates: list[float], loss_at: Callable[[float, Path], float], folder: Path) -> float:
-    """The rate of the lowest ``loss_at(rate, folder of its run)``; finished runs are read, a single rate needs none."""
+def chosen_rate(rates: list[float], loss_at: Callable[[float, Path], float], folder: Path, seed: int) -> float:
+    """The rate of the lowest ``loss_at(rate, folder of its run)``; finished runs are read, a single rate needs none.
+
+    Args:
+        rates: those to choose from; one whose loss is not finite is not chosen.
+        loss_at: trains with ``seed``, and returns the held-out loss.
+        folder: where each seed has a folder of its own.
+        seed: of the runs.
+
+    Raises:
+        AttnExtError: no rate has a finite loss.
+    """
     from hf_attn_ext.training.files import read_json, write_json
 
     from .training import tidy
@@ -35,11 +45,20 @@ def chosen_rate(rates: list[float], loss_at: Callable[[float, Path], float], fol
         return rates[0]
     losses = {}
     for rate in rates:
-        here = folder / f"lr-{rate:g}"
+        here = folder / f"seed-{seed}" / f"lr-{rate:g}"
         done = here / "result.json"
         if not done.is_file():
-            loss = loss_at(rate, here)
-            write_json(done, {"lr": rate, "validation": loss})
+            try:
+                loss = loss_at(rate, here)
+            except AttnExtError as error:
+                if "not finite" not in str(error):
+                    raise
+                loss = math.inf
+            write_json(done, {"lr": rate, "validation": loss if math.isfinite(loss) else None})
         tidy(here)
-        losses[rate] = read_json(done)["validation"]
+        found = read_json(done)["validation"]
+        if found is not None:
+            losses[rate] = found
+    if not losses:
+        raise AttnExtError(f"no rate of --lr has a finite loss: {', '.join(f'{rate:g}' for rate in rates)}; go lower")
     return min(losses, key=lambda rate: losses[rate])

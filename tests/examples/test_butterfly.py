@@ -12,6 +12,7 @@ import hf_attn_ext as hax
 from examples import butterfly
 from examples.mask_runs.objectives import BothSides, Masked
 from examples.mask_runs.operations import step_operations
+from examples.mask_runs.rates import chosen_rate
 from examples.mask_runs.scoring import cloze_passes, masked_passes
 from examples.mask_runs.training import token_losses
 from hf_attn_ext.inference import butterfly_score
@@ -42,7 +43,7 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     runs = {(run["training"], run["seed"]): run for run in results["runs"]}
     for training in butterfly.TRAININGS:
         tried = {
-            lr: json.loads((folder / training / "rates" / f"lr-{lr}" / "result.json").read_text())
+            lr: json.loads((folder / training / "rates" / "seed-0" / f"lr-{lr}" / "result.json").read_text())
             for lr in (0.001, 0.01)
         }
         assert (
@@ -190,3 +191,22 @@ def test_mistakes_are_one_line(tiny_texts, capsys, arguments, named):
     assert butterfly.main([*TINY, *arguments]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and named in lines[0]
+
+
+def test_a_rate_that_diverges_is_not_chosen_and_seeds_choose_for_themselves(tmp_path):
+    from hf_attn_ext.errors import AttnExtError
+
+    def loss_at(rate, here):
+        tried.append((rate, here))
+        if rate > 1:
+            raise AttnExtError("butterfly: held-out loss is not finite at step 1")
+        return float("nan") if rate == 0.5 else rate
+
+    tried = []
+    assert chosen_rate([2.0, 0.5, 0.2, 0.1], loss_at, tmp_path, seed=0) == 0.1 and len(tried) == 4
+    assert chosen_rate([2.0, 0.5, 0.2, 0.1], loss_at, tmp_path, seed=0) == 0.1 and len(tried) == 4
+    assert chosen_rate([0.3, 0.2], loss_at, tmp_path, seed=1) == 0.2 and len({here for _, here in tried}) == 6
+    with pytest.raises(AttnExtError, match="no rate of --lr has a finite loss: 2, 3"):
+        chosen_rate([2.0, 3.0], loss_at, tmp_path, seed=1)
+    with pytest.raises(OSError):  # what has nothing to do with the rate is not hidden
+        chosen_rate([2.0, 3.0], lambda *_: (_ for _ in ()).throw(OSError("full")), tmp_path, seed=2)
