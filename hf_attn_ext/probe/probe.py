@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..errors import AttnExtError, short
-from ..integration.capturable import capturable_layers, config_special_ids
+from ..integration.capturable import capturable_layers, config_special_ids, layer_count
 from ..integration.capture import ForwardPass, HeadOutputs, capture, evaluating
 from ..integration.projections import projection_layers
 from .annotate import shuffled
@@ -105,6 +105,7 @@ class ContextSimilarityProbe:
         else:
             there = capturable_layers(model)
         self.layers = choose_layers(there, layers)
+        self._part = len(self.layers) < layer_count(model, there)
         self.heads = choose_heads(self.layers, heads)
         self.keep = words(keep, KEEPS, "keep")
         settings = Settings(
@@ -267,7 +268,7 @@ class ContextSimilarityProbe:
             },
             counts,
             settings,
-            notes(counts, settings, self.tokenizer is not None, self._projected, left_out),
+            notes(counts, settings, self.tokenizer is not None, self.layers, self._part, left_out),
         )
 
     def report(self, path: str | os.PathLike, texts: Sequence[str] = (), **options: Any) -> Path:
