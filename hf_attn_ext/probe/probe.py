@@ -67,11 +67,14 @@ class ContextSimilarityProbe:
             its layers' output projections, such as ``"*.attention.output.dense"``. Heads are then what a projection is
             given, (batch, tokens, heads * size), split head by head: of a model that interleaves its heads that is
             wrong, and nothing can tell. Tokens and padding are its arguments ``input_ids`` and ``attention_mask``;
-            there are no queries and keys, so nothing of the attention map.
+            there are no queries and keys, so nothing of the attention map. A layer has its block's number, from its
+            name. A first pass of your own with as many texts as tokens is refused: batch and tokens look alike.
         num_heads: of those projections, where the model's configuration does not say.
 
     Raises:
-        AttnExtError: a model that cannot be captured, layers or heads that it has not, an unknown word in ``keep``.
+        AttnExtError: a model that cannot be captured, layers or heads that it has not, an unknown word in ``keep``; in
+            a pass, a cache that is continued (a Cache, or tensors under a usual name; a cache object of your own that
+            does not say its length is not noticed), and a mask (batch, tokens) of other values than 0 and 1.
 
     Example:
         >>> with ContextSimilarityProbe(model, tokenizer) as probe:  # doctest: +SKIP
