@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import AttnExtError
-from .families import attention_modules, attention_shape, is_causal, supported_model_types
+from .families import attention_modules, attention_shape, first_int, is_causal, supported_model_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +18,13 @@ class Layer:
     """One self-attention layer.
 
     Attributes:
-        index: its number, from 0.
+        index: its number, from 0; of a projection, its block's, or (see ``counted``) its place among the matches.
         name: of the module.
         module: the attention module, or the layer's output projection.
         num_heads: its number of (query) heads.
         projection: whether it is that projection, and heads are read from what that is given.
         head_dim: the size of a projection's heads, where it is known.
+        counted: whether a projection's ``index`` counts the matches, as names do not tell blocks apart.
     """
 
     index: int
@@ -32,6 +33,7 @@ class Layer:
     num_heads: int
     projection: bool = False
     head_dim: int | None = None
+    counted: bool = False
 
 
 def capturable_layers(model: nn.Module) -> list[Layer]:
@@ -93,6 +95,13 @@ def checked_host(model: nn.Module) -> PreTrainedModel | None:
             "decoder"
         )
     return outer[0] if outer else None
+
+
+def layer_count(model: nn.Module, layers: Sequence[Layer]) -> int:
+    """How many layers ``model`` has, of which ``layers`` can be looked into: its configuration's word, or theirs."""
+    said = first_int(_config_of(model), ("num_hidden_layers", "n_layer", "num_layers")) if layers[0].projection else 0
+    numbers = [0] if layers[0].counted else [layer.index + 1 for layer in layers]
+    return max(said or 0, len(layers), *numbers)
 
 
 def causal_model(model: nn.Module) -> bool:

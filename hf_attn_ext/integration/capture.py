@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,9 @@ from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
 from ..errors import AttnExtError
+from .call_arguments import arguments, check_no_cache, padding_mask
 from .capturable import Layer, capturable_layers, reading_hosts
-from .families import CACHE_ARGUMENTS, is_cross_attention
+from .families import is_cross_attention
 from .projections import heads_of_input
 from .running_calls import begin_call, drop_calls, drop_dead, failed, running_calls
 
@@ -36,7 +36,8 @@ class ForwardPass:
 
     Attributes:
         input_ids: (B, N), or None where the caller gave embeddings.
-        attention_mask: bool (B, N), True = real token; all True where the caller gave none.
+        attention_mask: bool (B, N), True = real token; all True where the caller gave none. Of a mask with more axes,
+            padding is what no query may see, see :func:`.call_arguments.padding_mask`.
         notes: room for whoever listens: it lives as long as the pass.
     """
 
@@ -86,18 +87,31 @@ class HeadOutputs:
 
 
 class _Capture:
-    """One open capture: its listeners, its layers, and the thread that opened it."""
+    """One open capture: its listeners, its layers, the models whose calls are passes, and the thread that opened it."""
 
-    def __init__(self, on_layer: Callable, on_end: Callable | None, layers: Sequence[Layer]) -> None:
+    def __init__(
+        self, on_layer: Callable, on_end: Callable | None, layers: Sequence[Layer], hosts: Sequence[nn.Module]
+    ) -> None:
         self.on_layer, self.on_end = on_layer, on_end
         self.projections = [layer for layer in layers if layer.projection]
+        self.hosts, self.inside = hosts, {module for host in hosts for module in host.modules()}
         self.thread = threading.get_ident()
+        # numbers of the layers that have shown which of their axes is the batch
+        self.told: set[int] = set()
+
+    def hears(self) -> bool:
+        """Whether a pass that begins in this thread is for this capture."""
+        here = threading.get_ident()
+        return self.thread == here or not any(one.thread == here and self._same_model(one) for one in _OPEN)
+
+    def _same_model(self, other: _Capture) -> bool:
+        return any(host in other.inside for host in self.hosts) or any(host in self.inside for host in other.hosts)
 
 
 # Captured attention modules.
 _CAPTURES: weakref.WeakKeyDictionary[nn.Module, dict[_Capture, Layer]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
-_OPEN = 0
+_OPEN: tuple[_Capture, ...] = ()
 _ORIGINAL = AttentionInterface.get_interface
 
 # Keywords of the host's attention functions that change the weights.
@@ -134,20 +148,22 @@ def capture(
 
     Raises:
         AttnExtError: see :func:`.capturable.capturable_layers`; inside the block, for a pass that continues a cache:
-            the earlier tokens' outputs are gone; for a projection that is given another shape, or is not called at all.
+            the earlier tokens' outputs are gone; for a mask (B, N) of other values than 0 and 1; for a projection that
+            is given another shape or width, as many texts as tokens before it has shown which is which, or is not
+            called at all.
 
     Example:
         >>> with capture(model, lambda call: print(call.layer.index, call.output.shape)):  # doctest: +SKIP
         ...     model(**batch)
     """
     layers = capturable_layers(model) if layers is None else layers
-    one = _Capture(on_layer, on_end, layers)
+    one = _Capture(on_layer, on_end, layers, reading_hosts(model, layers))
     handles = []
     try:
         _install(one, layers)
         for layer in one.projections:
             handles.append(layer.module.register_forward_pre_hook(_entered(one)))
-        for host in reading_hosts(model, layers):
+        for host in one.hosts:
             handles.append(host.register_forward_pre_hook(_begin(one), with_kwargs=True))
             handles.append(host.register_forward_hook(_end(one), always_call=True))
         yield
@@ -164,7 +180,7 @@ def _install(one: _Capture, layers: Sequence[Layer]) -> None:
         for layer in layers:
             # replaced, never changed: another thread may be walking through it
             _CAPTURES[layer.module] = {**_CAPTURES.get(layer.module, {}), one: layer}
-        _OPEN += 1
+        _OPEN = (*_OPEN, one)
         AttentionInterface.get_interface = _get_interface
 
 
@@ -177,7 +193,7 @@ def _remove(one: _Capture, layers: Sequence[Layer]) -> None:
                 _CAPTURES[layer.module] = rest
             else:
                 _CAPTURES.pop(layer.module, None)
-        _OPEN -= 1
+        _OPEN = tuple(other for other in _OPEN if other is not one)
         if not _OPEN:
             AttentionInterface.get_interface = _ORIGINAL
 
@@ -214,8 +230,15 @@ def _entered(one: _Capture) -> Callable:
                         "name, and its padding mask as attention_mask"
                     )
                 with torch.no_grad():
-                    output = heads_of_input(layer, args, None if mask is None else mask.shape)
-                    stack[0].notes.setdefault(one, set()).add(layer.index)
+                    output = heads_of_input(layer, args, None if mask is None else mask.shape, one.told)
+                    ran = stack[0].notes.setdefault(one, {})
+                    ran[layer.index] = output.shape[1] * output.shape[3]
+                    first = next(iter(ran))
+                    if ran[first] != ran[layer.index]:
+                        raise AttnExtError(
+                            f"{layer.name} got {ran[layer.index]} numbers a token and layer {first} {ran[first]}: "
+                            "they are not projections of one kind; name one kind"
+                        )
                     one.on_layer(HeadOutputs(layer, forward, output))
 
     return entered
@@ -223,14 +246,12 @@ def _entered(one: _Capture) -> Callable:
 
 def _listeners(module: nn.Module) -> list[tuple[_Capture, Layer, list[ForwardPass]]]:
     """Who listens to a module in this thread, and the passes that it is in, the outermost first."""
-    captures = _CAPTURES.get(module, {})
-    mine = [one for one in captures if one.thread == threading.get_ident()]
     drop_dead()
     found = []
-    for one in mine or captures:
+    for one, layer in _CAPTURES.get(module, {}).items():
         stack = [call.forward for call in running_calls() if call.capture is one]
         if stack:
-            found.append((one, captures[one], stack))
+            found.append((one, layer, stack))
     return found
 
 
@@ -274,15 +295,13 @@ def _interface_call(
 def _begin(one: _Capture) -> Callable:
     @torch.compiler.disable
     def begin(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        given = _arguments(module, args, kwargs)
-        cache = next((given[name] for name in CACHE_ARGUMENTS if given.get(name) is not None), None)
-        seen = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
-        if isinstance(seen, int) and seen > 0:
-            raise AttnExtError(
-                f"the pass continues a cache of {seen} tokens, whose outputs are gone; give the whole text at once, "
-                "with use_cache=False, or leave the block before generating"
-            )
-        begin_call(one, module, ForwardPass(given.get("input_ids"), _padding_mask(given)))
+        drop_dead()
+        # whose pass it is is decided where it begins: a call inside it belongs to it
+        if not any(call.capture is one for call in running_calls()) and not one.hears():
+            return
+        given = arguments(module, args, kwargs)
+        check_no_cache(given)
+        begin_call(one, module, ForwardPass(given.get("input_ids"), padding_mask(given)))
 
     return begin
 
@@ -303,7 +322,7 @@ def _end(one: _Capture) -> Callable:
         if places[-1]:
             mine[places[-1] - 1].over += ended
             return
-        ran = call.forward.notes.pop(one, set())
+        ran = call.forward.notes.pop(one, {})
         silent = [layer.name for layer in one.projections if layer.index not in ran]
         if silent:
             raise AttnExtError(
@@ -316,24 +335,3 @@ def _end(one: _Capture) -> Callable:
                     one.on_end(forward)
 
     return end
-
-
-@functools.cache
-def _signature(cls: type) -> inspect.Signature:
-    return inspect.signature(cls.forward)
-
-
-def _arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """A call's arguments by name; a wrong call is left to the model, whose message is the better one."""
-    try:
-        return dict(_signature(type(module)).bind_partial(module, *args, **kwargs).arguments) | kwargs
-    except TypeError:
-        return dict(kwargs)
-
-
-def _padding_mask(given: dict[str, Any]) -> Tensor | None:
-    ids, mask = given.get("input_ids"), given.get("attention_mask")
-    if torch.is_tensor(mask) and mask.ndim == 2:
-        return mask.to(torch.bool)
-    like = ids if ids is not None else given.get("inputs_embeds")
-    return None if like is None else torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import AttnExtError, short, suggest
 from .capturable import Layer, checked_host
 from .families import HEAD_COUNTS, HEAD_DIMS, first_int
+from .projection_names import block_numbers, check_blocks, check_declared_heads, check_kind, input_width
 
 
 def projection_layers(model: nn.Module, patterns: Sequence[str] | str, num_heads: int | None = None) -> list[Layer]:
@@ -19,7 +20,11 @@ def projection_layers(model: nn.Module, patterns: Sequence[str] | str, num_heads
 
     A layer's heads are read from what its projection is given: (batch, tokens, heads * size), the first head's numbers
     first (head-major), as nearly every model has it. That no shape can show: of a model that interleaves its heads the
-    numbers would be wrong.
+    numbers would be wrong. Nor can it show that a linear layer of the right width reads something else than the heads;
+    what names, classes and declared numbers of heads tell is refused.
+
+    A layer's number is its block's, from the module's name (``2`` in ``encoder.layer.2.attention.output.dense``); where
+    the names do not tell blocks apart, numbers count the matches, and ``Layer.counted`` is True.
 
     Args:
         patterns: of module names, such as ``"*.attention.output.dense"`` (``*`` matches dots too); each matched module
@@ -28,7 +33,9 @@ def projection_layers(model: nn.Module, patterns: Sequence[str] | str, num_heads
 
     Raises:
         AttnExtError: nothing matches, or more than projections do (one inside another, more than the model has layers,
-            widths that differ or are not those of the heads); a number of heads that is not known; a compiled model; an
+            two in one block, cross-attention, an input projection or a module that holds more than a projection,
+            widths that differ or are not those of the heads); a number of heads that is not known, or is not what the
+            attention beside the projection says; ConvBERT, half of whose heads are a convolution; a compiled model; an
             encoder-decoder, or several models.
 
     Example:
@@ -45,23 +52,36 @@ def projection_layers(model: nn.Module, patterns: Sequence[str] | str, num_heads
             f"{short(patterns)} matches {len(found)} modules, {_few(found)}, the model has {depth} layers; name the "
             "output projections of attention alone"
         )
+    for name, module in found:
+        check_kind(model, name, module)
     size = None if num_heads is not None else _head_size(config, heads)
-    layers = [Layer(at, name, module, heads, True, size) for at, (name, module) in enumerate(found)]
-    widths = {name: module.in_features for name, module in found if isinstance(module, nn.Linear)}
+    numbers = block_numbers(model, [name for name, _ in found])
+    layers = [
+        Layer(at if numbers is None else numbers[at], name, module, heads, True, size, numbers is None)
+        for at, (name, module) in enumerate(found)
+    ]
+    widths = {name: width for name, module in found if (width := input_width(module)) is not None}
     for layer in layers:
         if layer.name in widths:
             _check_width(layer, widths[layer.name])
     if len(set(widths.values())) > 1:
         shown = ", ".join(f"{name} {width}" for name, width in list(widths.items())[:3])
         raise AttnExtError(f"{short(patterns)} matches modules with inputs of several widths ({shown}); name one kind")
-    return layers
+    check_blocks([name for name, _ in found])
+    for name, _ in found:
+        check_declared_heads(model, name, heads)
+    return sorted(layers, key=lambda layer: layer.index)
 
 
-def heads_of_input(layer: Layer, given: tuple, shape: Sequence[int] | None) -> Tensor:
+def heads_of_input(layer: Layer, given: tuple, shape: Sequence[int] | None, told: set[int]) -> Tensor:
     """(B, H, N, d), a view of what a projection is given; ``shape`` is (B, N) of the pass, or None.
 
+    ``told`` has the numbers of the layers of which a pass has shown that the batch is the first axis; this one may add
+    its own.
+
     Raises:
-        AttnExtError: it is no (batch, tokens, width) of that pass, or of a width that is not the heads'.
+        AttnExtError: it is no (batch, tokens, width) of that pass, or of a width that is not the heads'; or there are
+            as many texts as tokens, and no pass before has told them apart.
     """
     x = given[0] if given else None
     found = tuple(getattr(x, "shape", ()))
@@ -70,6 +90,13 @@ def heads_of_input(layer: Layer, given: tuple, shape: Sequence[int] | None) -> T
         what = f"a tensor of shape {found}" if isinstance(x, Tensor) else f"{short(x)}"
         raise AttnExtError(f"{layer.name} got {what}, not {expected}: its heads cannot be told apart")
     _check_width(layer, found[2])
+    if found[0] != found[1]:
+        told.add(layer.index)
+    elif found[0] > 1 and layer.index not in told:
+        raise AttnExtError(
+            f"{layer.name} got {found[0]} texts of {found[1]} tokens: which axis is the batch cannot be told; let the "
+            "first pass have another number of texts, or of tokens"
+        )
     return x.detach().unflatten(2, (layer.num_heads, -1)).transpose(1, 2)
 
 

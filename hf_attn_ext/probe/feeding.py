@@ -39,6 +39,9 @@ def annotated_batches(
         boundaries, pad_to: as :meth:`.ContextSimilarityProbe.feed` takes them.
         layers: that are looked at, where the models' own structure does not say what reads the tokens.
 
+    Where heads are read at projections, and the first batch has as many texts as tokens, it is padded by one token, so
+    that batch and tokens can be told apart (with ``pad_to``: every batch).
+
     Raises:
         AttnExtError: at once for a wrong option; on the way for a blank text, one that is too long, a token id that a
             model does not know, and at the end where there was no text.
@@ -58,15 +61,28 @@ def annotated_batches(
     limit = min((each for each in (most, max_length) if each is not None), default=None)
     options = {"truncation": truncation, "max_length": limit, "language": language}
     options |= {"boundaries": boundaries, "pad_to": pad_to}
-    return _batches([token_reader(model, layers) for model in models], tokenizer, texts, batch_size, options)
+    # as long as the longest text may be, whatever max_length says
+    room = (most or 2**63) if any(layer.projection for layer in layers) else None
+    return _batches([token_reader(model, layers) for model in models], tokenizer, texts, batch_size, options, room)
 
 
 def _batches(
-    readers: list[nn.Module], tokenizer: Any, texts: Iterable[str], batch_size: int, options: dict[str, Any]
+    readers: list[nn.Module],
+    tokenizer: Any,
+    texts: Iterable[str],
+    batch_size: int,
+    options: dict[str, Any],
+    room: int | None,
 ) -> Iterator[Annotation]:
+    """``room``: how many tokens the models take, where batch and tokens must be told apart."""
     count, source = 0, iter(texts)
     while batch := list(itertools.islice(source, batch_size)):
         annotation = annotate(batch, tokenizer, first=count, **options)
+        texts_there, length = annotation.input_ids.shape
+        if room is not None and not count and 1 < texts_there == length < room:
+            longer = {**options, "pad_to": length + 1}
+            annotation = annotate(batch, tokenizer, first=count, **longer)
+            options = options if options["pad_to"] is None else longer
         for reader in readers:
             check_ids(annotation.input_ids, reader)
         yield annotation
@@ -77,11 +93,24 @@ def _batches(
 
 @torch.no_grad()
 def read(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, layers: Sequence[Layer] = ()) -> Any:
-    """Run the part of ``model`` that reads tokens, without its head, over one batch; return what it returns."""
+    """Run the part of ``model`` that reads tokens, without its head, over one batch; return what it returns.
+
+    Raises:
+        AttnExtError: an index error of a model that does not say how many tokens it takes: the batch may be too long.
+    """
     reader = token_reader(model, layers)
     device = next(reader.parameters()).device
     if any(layer.projection for layer in layers):
         extra = call_options(reader)
     else:
         extra = {"use_cache": False} if causal_model(model) else {}
-    return reader(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), **extra)
+    try:
+        return reader(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), **extra)
+    except IndexError as error:
+        if max_tokens(model) is not None:
+            raise
+        raise AttnExtError(
+            f"{type(reader).__name__} failed over {input_ids.shape[1]} tokens a text, padding included "
+            f"(IndexError: {error}); if it has fewer positions, give a smaller pad_to, or max_length with "
+            "truncation=True"
+        ) from error

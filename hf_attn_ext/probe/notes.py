@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ..integration.capturable import Layer
 
 
 def notes(
-    counts: Mapping[str, int], settings: Mapping[str, Any], tokenizer: bool, projected: bool, left_out: tuple[int, int]
+    counts: Mapping[str, int],
+    settings: Mapping[str, Any],
+    tokenizer: bool,
+    layers: Sequence[Layer],
+    part: bool,
+    left_out: tuple[int, int],
 ) -> list[str]:
     """Sentences for :attr:`.results.ProbeStatistics.notes`.
 
     Args:
         counts, settings: of the statistics.
         tokenizer: whether the probe has one.
-        projected: whether heads were read at output projections.
+        layers: that were looked at.
+        part: whether the model has more.
         left_out: how many rows of attention maps could not be normalised again, and how many there are.
     """
     found = []
@@ -22,7 +30,16 @@ def notes(
         found.append("No sentences were known: sentence statistics need probe.feed(texts), which has the offsets.")
     if not tokenizer:
         found.append("Without a tokenizer, special tokens are those of the model's configuration.")
-    if projected:
+    if part:
+        found.append(
+            f"Only layers {', '.join(str(layer.index) for layer in layers)} were looked at: early, middle and last are "
+            "said of these, not of the model."
+        )
+    if layers[0].counted:
+        found.append(
+            "The names of the projections do not tell their blocks' numbers: layers are numbered as they match, from 0."
+        )
+    if layers[0].projection:
         found.append(
             "Heads were read at the output projections, where there are no queries and keys: left out is what needs "
             "the attention map (separator_focus, special_focus, region, and A A^T as a control)."

@@ -30,13 +30,17 @@ def choose_layers(there: list[Layer], chosen: Sequence[int | str] | int | str | 
         if not matches:
             names = [layer.name for layer in there]
             raise AttnExtError(
-                f"no layer matches {short(one)}; there are layers 0 to {len(there) - 1}, {names[0]} to {names[-1]}."
+                f"no layer matches {short(one)}; there are layers {_range(there)}, {names[0]} to {names[-1]}."
                 f"{suggest(one, names) if isinstance(one, str) else ''}"
             )
         found |= {layer.index: layer for layer in matches}
     if not found:
-        raise AttnExtError(f"layers is empty; leave it out for all of 0 to {len(there) - 1}")
+        raise AttnExtError(f"layers is empty; leave it out for all of {_range(there)}")
     return [found[index] for index in sorted(found)]
+
+
+def _range(layers: list[Layer]) -> str:
+    return f"{layers[0].index} to {layers[-1].index}"
 
 
 def choose_heads(layers: list[Layer], chosen: Sequence[int] | int | None) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..errors import AttnExtError, short
-from ..integration.capturable import capturable_layers, config_special_ids
+from ..integration.capturable import capturable_layers, config_special_ids, layer_count
 from ..integration.capture import ForwardPass, HeadOutputs, capture, evaluating
 from ..integration.projections import projection_layers
 from .annotate import shuffled
@@ -67,11 +67,14 @@ class ContextSimilarityProbe:
             its layers' output projections, such as ``"*.attention.output.dense"``. Heads are then what a projection is
             given, (batch, tokens, heads * size), split head by head: of a model that interleaves its heads that is
             wrong, and nothing can tell. Tokens and padding are its arguments ``input_ids`` and ``attention_mask``;
-            there are no queries and keys, so nothing of the attention map.
+            there are no queries and keys, so nothing of the attention map. A layer has its block's number, from its
+            name. A first pass of your own with as many texts as tokens is refused: batch and tokens look alike.
         num_heads: of those projections, where the model's configuration does not say.
 
     Raises:
-        AttnExtError: a model that cannot be captured, layers or heads that it has not, an unknown word in ``keep``.
+        AttnExtError: a model that cannot be captured, layers or heads that it has not, an unknown word in ``keep``; in
+            a pass, a cache that is continued (a Cache, or tensors under a usual name; a cache object of your own that
+            does not say its length is not noticed), and a mask (batch, tokens) of other values than 0 and 1.
 
     Example:
         >>> with ContextSimilarityProbe(model, tokenizer) as probe:  # doctest: +SKIP
@@ -105,6 +108,7 @@ class ContextSimilarityProbe:
         else:
             there = capturable_layers(model)
         self.layers = choose_layers(there, layers)
+        self._part = len(self.layers) < layer_count(model, there)
         self.heads = choose_heads(self.layers, heads)
         self.keep = words(keep, KEEPS, "keep")
         settings = Settings(
@@ -267,7 +271,7 @@ class ContextSimilarityProbe:
             },
             counts,
             settings,
-            notes(counts, settings, self.tokenizer is not None, self._projected, left_out),
+            notes(counts, settings, self.tokenizer is not None, self.layers, self._part, left_out),
         )
 
     def report(self, path: str | os.PathLike, texts: Sequence[str] = (), **options: Any) -> Path:

@@ -284,3 +284,18 @@ def test_wrong_options_are_one_line(options, message):
     with pytest.raises(AttnExtError, match=message) as caught:
         ContextSimilarityProbe(tiny.tiny_model(BertModel), **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_padding_of_a_mask_with_four_axes_is_what_no_query_may_see(family):
+    model, batch = tiny.family_model(family), tiny.inputs()
+    real = batch["attention_mask"].bool()
+    seen = real[:, None, None, :].expand(-1, 1, 7, -1)
+    causal = torch.ones(7, 7, dtype=torch.bool).tril()
+    hidden = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    masks = [batch["attention_mask"], seen, hidden, hidden.clamp(min=-1e4), seen & causal, causal[None, None]]
+    for mask in masks:
+        with ContextSimilarityProbe(model, **MATRICES) as probe:
+            model(batch["input_ids"], attention_mask=mask)
+        expected = torch.ones_like(real) if len(mask) == 1 else real
+        assert not real.all() and torch.equal(probe.tokens()[1], expected)

@@ -92,12 +92,74 @@ def test_threads_with_probes_of_their_own_and_with_one_between_them():
         assert torch.equal(shared.matrices(1)[row], found[number].matrices(1)[0])
 
 
-def run_threads(work):
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+def run_threads(work, count=4):
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+PROJECTED = {"projections": "*.attention.output.dense"}
+
+
+@pytest.mark.parametrize("nested", ["same", "body first", "body second"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {}),
+        ({"layers": [0]}, {"layers": [1]}),
+        (PROJECTED, PROJECTED),
+        ({"projections": "*.0.attention.output.dense"}, {"projections": "*.1.attention.output.dense"}),
+        (PROJECTED, {}),
+        ({}, PROJECTED),
+    ],
+)
+def test_a_thread_with_a_capture_on_the_model_is_not_seen_by_those_of_other_threads(first, second, nested):
+    """Whatever layers the captures have, in whichever way they look, on the model or on its body."""
+    model = tiny.tiny_model(BertForMaskedLM)
+    one = model.bert if nested == "body first" else model
+    two = model.bert if nested == "body second" else model
+    inputs = [tiny.inputs(batch=size, padded=False) for size in (3, 5, 2)]
+    found, opened, done = {}, threading.Event(), threading.Event()
+
+    def own(number):
+        try:
+            if number:
+                opened.wait()
+            with ContextSimilarityProbe(two if number else one, **(second if number else first), **MATRICES) as probe:
+                model(**inputs[number])
+                if number:
+                    run_threads(bystander, 1)
+                else:
+                    opened.set()
+                    done.wait()
+            found[number] = len(probe.tokens()[1])
+        finally:
+            opened.set()
+            if number:
+                done.set()
+
+    def bystander(_):
+        model(**inputs[2])
+
+    run_threads(own, 2)
+    assert found == {0: 3 + 2, 1: 5 + 2}
+    assert not capture_module._OPEN and not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+def test_a_capture_on_another_model_does_not_take_a_thread_s_passes():
+    """Not even where the models share a part that reads no text."""
+    model, other = tiny.tiny_model(BertForMaskedLM), tiny.tiny_model(BertForMaskedLM)
+    other.bert.embeddings.word_embeddings = model.bert.embeddings.word_embeddings
+
+    def elsewhere(_):
+        with ContextSimilarityProbe(other, **MATRICES):
+            model(**tiny.inputs(batch=2))
+
+    with ContextSimilarityProbe(model, **MATRICES) as probe:
+        run_threads(elsewhere, 1)
+    assert len(probe.tokens()[1]) == 2
 
 
 def test_generation_inside_the_block_is_one_line():
