@@ -139,11 +139,28 @@ def make_trainer(model: Any, arguments: Any, smoothing: float, **parts: Any) -> 
         raise AttnExtError(f"training: {error or type(error).__name__}") from None
 
 
+def loss_before(trainer: Any) -> float:
+    """The held-out loss before training, after which the processes still train together."""
+    loss = trainer.evaluate()["eval_label_loss"]
+    if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+        # Evaluation marks the model as prepared, and training would not wrap it: every process would train its own.
+        trainer.accelerator.free_memory()
+        vars(trainer.model).pop("_is_accelerate_prepared", None)
+    return loss
+
+
+def check_together(trainer: Any) -> None:
+    """Raise AttnExtError where processes trained a model each."""
+    if trainer.args.world_size > 1 and trainer.model_wrapped is trainer.model and not trainer.is_fsdp_enabled:
+        raise AttnExtError("the processes trained without sharing gradients; train in one process")
+
+
 def train_or_load(trainer: Any, out: Path) -> int:
     """Train to the end, from the newest checkpoint on; load it where it is the end. Return the steps that are done."""
     arguments, found = trainer.args, checkpoint_of(out)
     if found is None:
         trainer.train()
+        check_together(trainer)
         return trainer.state.global_step
     checkpoint, state = found
     wanted = arguments.max_steps
@@ -152,6 +169,7 @@ def train_or_load(trainer: Any, out: Path) -> int:
         wanted = math.ceil(arguments.num_train_epochs * a_pass)
     if state["global_step"] < wanted:
         trainer.train(resume_from_checkpoint=str(checkpoint))
+        check_together(trainer)
         return trainer.state.global_step
     best = state.get("best_model_checkpoint")  # the Trainer would take one more step
     chosen = checkpoint.parent / Path(best).name if arguments.load_best_model_at_end and best else checkpoint
@@ -195,7 +213,7 @@ def run(path: str, overrides: list[str]) -> dict[str, Any]:
         data_collator=collator,
         processing_class=tokenizer,
     )
-    before = trainer.evaluate()["eval_label_loss"]
+    before = loss_before(trainer)
     if trainer.is_world_process_zero():
         write_json(out / "settings.json", settings)
     steps = train_or_load(trainer, out)
