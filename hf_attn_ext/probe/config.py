@@ -42,7 +42,8 @@ class ProbeConfig:
         boundaries: strings that end a segment; segments then take the place of sentences.
         shuffle_tokens: a control: each text's tokens in an order drawn from them and the seed, while special tokens and
             sentences stay where they were.
-        pad_to: the least length of a batch in tokens; the same for all rounds float32 alike in batches of any size.
+        pad_to: the least length of a batch in tokens; the same for all rounds float32 alike in batches of any size, as
+            far as the machine's library does so.
         layers: numbers from 0, or patterns of module names; None is all.
         heads: numbers from 0; None is all.
         projections, num_heads: of a model outside the attention interface: patterns of the names of its output
