@@ -9,13 +9,13 @@
 The texts are State of the Union addresses, and film reviews, joined film by film; each is cut to exactly 128 tokens of
 the model, and as many as asked for are drawn. Reactions are taken whole. ``--data FILE`` takes other files instead.
 
-Three runs of the probe: the model; the same model with random weights, which has learnt nothing; and the model on texts
-whose tokens are shuffled while sentences stay where they were, where no language is left. The last two are controls, on
-fewer texts. A stopped run goes on when the same command is given again.
+Four runs of the probe: the model; and, on fewer texts, two controls and the model again, to compare them with: the same
+model with random weights, which has learnt nothing, and the model on texts whose tokens are shuffled while sentences
+stay where they were, where no language is left. A stopped run goes on when the same command is given again.
 
 Then the plain forward pass is timed against the probe on the same texts. Writes OUT/study.md, OUT/study.png,
-OUT/speed.json, and OUT/trained with report.html, statistics and figures; OUT/untrained and OUT/shuffled have
-statistics.
+OUT/speed.json, and OUT/trained with report.html, statistics and figures; OUT/reference, OUT/untrained and OUT/shuffled
+have statistics.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ from hf_attn_ext.probe.run import run_statistics, write_run  # noqa: E402
 from hf_attn_ext.probe.run_folder import RunFolder  # noqa: E402
 from hf_attn_ext.training.files import read_json, write_json  # noqa: E402
 
-CONTROLS = ("untrained", "shuffled")
+FEWER = ("reference", "untrained", "shuffled")  # the first is the trained model on the controls' texts
 
 
 def say(text: str) -> None:
@@ -93,7 +94,8 @@ def speed(model: Any, tokenizer: Any, found: ProbeRun, batches: int) -> dict[str
     config, texts = found.config, found.corpus.texts
     options = {name: getattr(config, name) for name in ("truncation", "max_length", "language", "boundaries")}
     names = ("layers", "heads", "percents", "sample", "controls", "separators", "bootstrap", "seed")
-    probe = ContextSimilarityProbe(model, tokenizer, **{name: getattr(config, name) for name in names})
+    settings = {name: getattr(config, name) for name in names}
+    first, probe = (ContextSimilarityProbe(model, tokenizer, **settings) for _ in range(2))
     size = config.batch_size
     batches = max(1, min(batches, len(texts) // size))
     starts = [number * len(texts) // batches for number in range(batches)]
@@ -105,8 +107,9 @@ def speed(model: Any, tokenizer: Any, found: ProbeRun, batches: int) -> dict[str
         given = {name: getattr(known, name).to(device) for name in ("input_ids", "attention_mask")}
         with torch.no_grad(), clock(spent["plain"], number >= 0):
             reader(**given)
-        with probe, clock(spent["probe"], number >= 0):
-            probe.feed(chosen, size, **options)
+        used = first if number < 0 else probe
+        with used, clock(spent["probe"], number >= 0):
+            used.feed(chosen, size, **options)
         tokens += int(known.attention_mask.sum()) * (number >= 0)
     return {
         "batches": batches,
@@ -128,6 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--data", action="append", metavar="FILE", help="documents instead (txt, jsonl, csv); repeatable"
     )
+    parser.add_argument("--browse", type=int, default=3, help="texts in the report's browser, which makes it large")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--timed", type=int, default=64, help="batches that are timed")
     parser.add_argument("--seed", type=int, default=0)
@@ -146,7 +150,7 @@ def run(options: argparse.Namespace) -> int:
     from hf_attn_ext.cli.models import load_any, load_tokenizer, quiet
 
     quiet()
-    for name, least in {"texts": 2, "control_texts": 0, "tokens": 8, "batch_size": 1, "timed": 1}.items():
+    for name, least in {"texts": 2, "control_texts": 0, "tokens": 8, "browse": 0, "batch_size": 1, "timed": 1}.items():
         if getattr(options, name) < least:
             raise AttnExtError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
     source = data.source_of(options.model, options.data, options.tokens)
@@ -169,12 +173,17 @@ def run(options: argparse.Namespace) -> int:
         limit=options.texts,
         batch_size=options.batch_size,
         seed=options.seed,
+        browse=options.browse,
         progress=options.progress,
         **source.settings,
     )
     runs = {"trained": run_one("trained", model, tokenizer, config, out)}
+    size = runs["trained"].report.stat().st_size
+    if size > LIMIT:
+        fewer = f"; give --browse {options.browse - 1} or less" if options.browse else ""
+        raise AttnExtError(f"{runs['trained'].report} has {size:,} bytes, more than 5 MiB{fewer}")
     fewer = min(options.control_texts, options.texts)
-    for name in CONTROLS if fewer else ():
+    for name in FEWER if fewer else ():
         other = {"limit": fewer, "out": str(out / name), "shuffle_tokens": name == "shuffled"}
         its = untrained(model, options.seed) if name == "untrained" else model
         # all of a control's texts are in the sample: there would be few of them
@@ -186,16 +195,13 @@ def run(options: argparse.Namespace) -> int:
     timed["run"] = read_json(times) if times.is_file() else None
     write_json(out / "speed.json", timed)
 
-    size = runs["trained"].report.stat().st_size
-    if size > LIMIT:
-        raise AttnExtError(f"{runs['trained'].report} has {size:,} bytes, more than 5 MiB; ask for fewer heads")
     study = paging.Study(
         source,
         {name: found.statistics for name, found in runs.items()},
         timed,
         size,
         command(options),
-        {"texts": len(runs["trained"].corpus), "drawn_from": runs["trained"].corpus.drawn_from},
+        {name: getattr(runs["trained"].corpus, name) for name in ("documents", "drawn_from", "left")},
         versions(),
     )
     text = paging.markdown(study)
@@ -209,13 +215,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def command(options: argparse.Namespace) -> str:
-    """The command line, as far as numbers hang on it."""
-    parts = ["python examples/similarity_study.py", f"--model {options.model}", f"--texts {options.texts}"]
-    parts.append(f"--control-texts {options.control_texts}")
-    parts += [f"--data {file}" for file in options.data or ()]
-    defaults = {"tokens": 128, "batch_size": 8, "seed": 0}
-    changed = {name: getattr(options, name) for name, value in defaults.items() if getattr(options, name) != value}
-    return " ".join([*parts, *(f"--{name.replace('_', '-')} {value}" for name, value in changed.items())])
+    """The command line that makes the page: all that its numbers hang on."""
+    given = {"model": options.model, "texts": options.texts, "control_texts": options.control_texts}
+    given["timed"] = options.timed
+    defaults = {"tokens": 128, "batch_size": 8, "seed": 0, "browse": 3, "page": None}
+    given |= {name: getattr(options, name) for name, value in defaults.items() if getattr(options, name) != value}
+    pairs = [*given.items(), *(("data", file) for file in options.data or ())]
+    words = [word for name, value in pairs for word in (f"--{name.replace('_', '-')}", str(value))]
+    return shlex.join(["python", "examples/similarity_study.py", *words])
 
 
 if __name__ == "__main__":

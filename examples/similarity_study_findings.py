@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from similarity_study_verdicts import FEW, NO_INTERVAL, judge, qualified
 
 from hf_attn_ext.probe import ProbeStatistics, Statistic
 from hf_attn_ext.probe.findings import Level, level_of, percentage
@@ -14,10 +15,8 @@ from hf_attn_ext.probe.findings import Level, level_of, percentage
 WHOLE = 0.75  # of the mean distance of all pairs: "across the whole text"
 ALIKE = 0.8  # overlap with the distances of all pairs: "nearly uniform"
 THIRD = 1 / 3
-MOST = 0.9  # of the trained model's excess over chance: "also where tokens are shuffled"
 # The source's head that finds repetitions, counted from 0 and from 1; it does not say which.
 NAMED_HEADS = ((11, 8), (10, 7))
-_UNLEARNT = "agrees, but a model that learnt nothing gives as much"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +29,7 @@ class Row:
         seen: what the number is.
         level: the number, its interval and chance levels.
         untrained, shuffled: the same of the controls; None where there is none.
+        reference: the same of the model on the controls' texts.
         verdict: in words.
         rule: what had to hold for it, where that is not what it mostly is: above chance by the interval.
         show: the number as text.
@@ -41,6 +41,7 @@ class Row:
     level: Level
     untrained: Level | None
     shuffled: Level | None
+    reference: Level | None
     verdict: str
     rule: str
     show: Callable[[float], str]
@@ -48,26 +49,6 @@ class Row:
 
 def tokens(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3g}"
-
-
-def judge(holds: bool, level: Level, untrained: Level | None, shuffled: Level | None = None, sign: int = 1) -> str:
-    """Whether the claim holds, and if so whether nearness, no learning at all, or no language has as much."""
-    if math.isnan(level.interval[0]):
-        return "too few texts to tell"
-    if not holds:
-        return "does not agree"
-    matched = not math.isnan(level.matched)
-
-    def excess(its: Level) -> float:
-        return sign * (its.value - (its.matched if matched else its.chance))
-
-    if matched and sign * level.excess_matched[0 if sign > 0 else 1] <= 0:
-        return "agrees, but chance explains it: pairs at the same distances have as much"
-    if untrained is not None and excess(untrained) >= excess(level):
-        return _UNLEARNT
-    if shuffled is not None and excess(shuffled) >= MOST * excess(level):
-        return "agrees, also where tokens are shuffled: no language is needed"
-    return "agrees"
 
 
 def statistic(table: ProbeStatistics | None, name: str, measure: str = "dot") -> Statistic | None:
@@ -118,9 +99,9 @@ def rows(tables: Mapping[str, ProbeStatistics]) -> list[Row]:
 def _others(
     tables: Mapping[str, ProbeStatistics], name: str, layer: int, head: int | None = None
 ) -> list[Level | None]:
-    """The level of either control at the same place."""
+    """The level of either control at the same place, and of the model on their texts."""
     found = []
-    for which in ("untrained", "shuffled"):
+    for which in ("untrained", "shuffled", "reference"):
         one = statistic(tables.get(which), name)
         found.append(None if one is None else level_of(one, layer, head))
     return found
@@ -138,10 +119,11 @@ def _row(
     rule: str,
     sign: int = 1,
     chosen: bool = False,
+    chance: bool = True,
 ) -> Row:
     """A finding about one head, or the mean over a layer's; ``chosen`` heads are compared with the control's best."""
     level = level_of(one, layer, head)
-    untrained, shuffled = _others(tables, one.name, layer, head)
+    untrained, shuffled, reference = _others(tables, one.name, layer, head)
     if chosen and untrained is not None:
         other = statistic(tables["untrained"], one.name)
         untrained = level_of(other, *best(other))
@@ -149,8 +131,8 @@ def _row(
     if one.heads is not None:
         where += f", mean of {len(one.heads)} heads" if head is None else f" head {one.heads[head]}"
     show = tokens if one.name == "distance" else percentage
-    verdict = judge(holds(level), level, untrained, shuffled, sign)
-    return Row(key, source, f"{where}, {seen}", level, untrained, shuffled, verdict, rule, show)
+    verdict = judge(holds(level), level, untrained, shuffled, sign, reference, chance)
+    return Row(key, source, f"{where}, {seen}", level, untrained, shuffled, reference, verdict, rule, show)
 
 
 def _distances(tables: Mapping[str, ProbeStatistics]) -> list[Row]:
@@ -166,25 +148,28 @@ def _distances(tables: Mapping[str, ProbeStatistics]) -> list[Row]:
         0,
         None,
         lambda level: level.interval[0] > between.interval[1],
-        "the mean distance is above the middle layer's, intervals apart; the untrained model's first layer is nearer",
+        "the mean distance is above the middle layer's, intervals apart; chance is what the claim says, so the "
+        "distances themselves are compared with the controls'",
+        chance=False,
     )
-    if far.verdict.startswith("agrees"):  # here chance is what the claim says
-        learnt = far.untrained is None or far.untrained.value < first.value
-        far = dataclasses.replace(far, verdict="agrees" if learnt else _UNLEARNT)
     shares = {name: overlaps(table).mean(1) for name, table in tables.items()}
-    uniform = shares["trained"][0] >= max(ALIKE, shares["trained"][middle])
-    verdict = "agrees" if uniform else "does not agree"
-    if uniform and "untrained" in shares and shares["untrained"][0] >= shares["trained"][0]:
-        verdict = _UNLEARNT
+    reference = shares.get("reference", shares["trained"])[0]
+    verdict = "does not agree"
+    if tables["trained"].counts["texts"] < 2:
+        verdict = FEW
+    elif shares["trained"][0] >= max(ALIKE, shares["trained"][middle]):
+        its = ((shares[name][0],) * 2 if name in shares else None for name in ("untrained", "shuffled"))
+        verdict = qualified((reference,) * 2, *its) + NO_INTERVAL
     alike = Row(
         "uniform early",
         "... and nearly uniformly",
         f"layer {one.layers[0]}, overlap with the distances of all pairs (middle layer "
         f"{percentage(shares['trained'][middle])}, last {percentage(shares['trained'][-1])})",
         bare(shares["trained"][0]),
-        *(bare(shares[name][0]) if name in shares else None for name in ("untrained", "shuffled")),
+        *(bare(shares[name][0]) if name in shares else None for name in ("untrained", "shuffled", "reference")),
         verdict,
-        f"the overlap is at least {ALIKE:g}, and no less than the middle layer's; the untrained model's is less",
+        f"the overlap is at least {ALIKE:g}, and no less than the middle layer's; there is no interval of it, so "
+        "numbers alone are compared, also with the controls'",
         percentage,
     )
     near = _row(
@@ -195,8 +180,8 @@ def _distances(tables: Mapping[str, ProbeStatistics]) -> list[Row]:
         tables,
         middle,
         None,
-        lambda level: level.excess[1] < 0 and level.value < first.value,
-        "the mean distance is below that of all pairs by its interval, and below the first layer's",
+        lambda level: level.interval[1] < first.interval[0],
+        "the mean distance is below that of all pairs by its interval, and below the first layer's, intervals apart",
         sign=-1,
     )
     return [far, alike, near]
@@ -215,7 +200,7 @@ def _within(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
             tables,
             last,
             None,
-            lambda level: level.excess[0] > 0,
+            lambda level: True,
             "",
         ),
         _row(
@@ -227,7 +212,7 @@ def _within(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
             top,
             None,
             lambda level: level.interval[0] > THIRD,
-            "above a third by its interval",
+            "above a third by its interval, and above both chance levels by theirs",
         ),
     ]
 
@@ -245,7 +230,7 @@ def _separators(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[R
             tables,
             last,
             None,
-            lambda level: level.excess[0] > 0,
+            lambda level: True,
             "",
         )
     ]
@@ -282,7 +267,7 @@ def _repeated(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row
             one,
             tables,
             *at,
-            lambda level: level.excess[0] > 0,
+            lambda level: True,
             "above chance by its interval; the untrained model is taken by its own clearest head",
             chosen=True,
         )
@@ -299,7 +284,7 @@ def _repeated(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row
                     one,
                     tables,
                     *place,
-                    lambda level: level.excess[0] > 0,
+                    lambda level: True,
                     "",
                 )
             )
@@ -312,9 +297,15 @@ def _repeated(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row
         tables,
         *at,
         lambda level: level.interval[0] >= WHOLE * level.chance,
-        f"its mean distance is at least {WHOLE:g} of that of all pairs, by its interval",
+        f"it finds repetitions (the row above, whose reservations hold here too), and its mean distance is at least "
+        f"{WHOLE:g} of that of all pairs, by its interval",
+        chance=False,
     )
-    verdict = "agrees" if far.verdict.startswith("agrees") else far.verdict  # that head alone is spoken of
+    verdict = far.verdict
+    if verdict.startswith("agrees"):
+        verdict = (
+            found[0].verdict if found[0].verdict.startswith("agrees") else "does not agree: it finds no repetitions"
+        )
     return [*found, dataclasses.replace(far, verdict=verdict)]
 
 
@@ -328,7 +319,7 @@ def _unique(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
             tables,
             len(one.layers) - 1,
             None,
-            lambda level: level.excess[0] > 0,
+            lambda level: True,
             "above what heads with random pairs have, by its interval",
         )
     ]
@@ -344,7 +335,7 @@ def _top(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
             tables,
             len(one.layers) - 1,
             None,
-            lambda level: level.excess[0] > 0,
+            lambda level: True,
             "",
         )
     ]
@@ -360,7 +351,7 @@ def _region(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
             tables,
             len(one.layers) - 1,
             None,
-            lambda level: level.excess[0] > 0,
+            lambda level: True,
             "",
         )
     ]
@@ -389,7 +380,7 @@ def _noise(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
             tables,
             last,
             None,
-            lambda level: level.excess[0] > 0,
+            lambda level: True,
             "",
         ),
         dataclasses.replace(noise, verdict=f"measured; {more} of {one.values.size} heads have more than by chance"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 import similarity_study_findings as finding
 from similarity_study_data import Source
+from similarity_study_verdicts import MOST
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.files import write_text, written_beside
+from hf_attn_ext.files import written_beside
 from hf_attn_ext.probe import ProbeStatistics
 from hf_attn_ext.probe.findings import gaps, percentage
 
@@ -27,11 +27,13 @@ class Study:
 
     Attributes:
         source: the model and its texts.
-        tables: the statistics of ``"trained"`` and, where there are controls, ``"untrained"`` and ``"shuffled"``.
+        tables: the statistics of ``"trained"`` and, where there are controls, ``"untrained"``, ``"shuffled"`` and
+            ``"reference"``, the trained model on their texts.
         speed: of ``similarity_study.speed``.
         report_bytes: the report's size.
         command: that makes it.
-        counts: ``texts`` and how many there were to draw from.
+        counts: ``documents`` that the texts come from, how many texts they were ``drawn_from``, and the tokens
+            ``left`` at documents' ends.
         versions: of libraries.
     """
 
@@ -53,7 +55,7 @@ def markdown(study: Study) -> str:
 def _head(study: Study) -> list[str]:
     trained = study.tables["trained"]
     settings, counts = trained.settings, trained.counts
-    drawn = study.counts["drawn_from"]
+    drawn, documents, left = (study.counts[name] for name in ("drawn_from", "documents", "left"))
     lines = [
         f"## {study.source.title}, {len(settings['layers'])} layers of {len(settings['heads'])} heads",
         "",
@@ -64,18 +66,24 @@ def _head(study: Study) -> list[str]:
         f"{settings['percents'][0]:g}% of a text's. Attention maps are read on {counts['sampled']:,} of the texts "
         "(drawn by a hash).",
     ]
+    if left:
+        lines[-1] += f" {left:,} tokens at the documents' ends, too few for another text, are left out."
     if study.source.sentence != "sentence":
         lines += ["", f"There are no sentences in these texts. What is called one below is a {study.source.sentence}."]
-    controls = [name for name in study.tables if name != "trained"]
-    if controls:
-        texts = {name: study.tables[name].counts["texts"] for name in controls}
+    if "reference" in study.tables:
         lines += [
             "",
-            f"Controls: *untrained* is the model with random weights ({texts['untrained']:,} texts); *shuffled* is "
-            f"the trained model on texts whose tokens are shuffled, sentences where they were ({texts['shuffled']:,} "
-            "texts).",
+            f"Controls, on {study.tables['reference'].counts['texts']:,} of the texts, on all of which attention maps "
+            "are read: *untrained* is the model with random weights; *shuffled* is the trained model with each text's "
+            "tokens shuffled, sentences where they were; *trained, same texts* is the trained model on the same texts "
+            "as they are, which the other two are compared with.",
         ]
     notes = gaps(trained)
+    if documents < counts["texts"]:
+        notes.append(
+            f"Intervals resample texts as if each were drawn alone. The texts come from {documents:,} documents, and "
+            "texts of one document are alike: as intervals for other documents these are too narrow."
+        )
     layers, heads = settings["layers"], settings["heads"]
     if not finding.has_named_head(layers, heads):
         notes.append(
@@ -87,16 +95,17 @@ def _head(study: Study) -> list[str]:
 
 
 _COLUMNS = ("the source says", "we see", "by chance", "at the same distances", "95% interval")
-_COLUMNS += ("untrained", "shuffled", "verdict")
+_COLUMNS += ("trained, same texts", "untrained", "shuffled", "verdict")
 
 
 _RULES = (
     "Chance draws as many of the text's pairs at random, or, in the next column, at the same distances as the head's "
     "own. In brackets behind a control: its own level of that kind. What counts as agreement is ours. A claim *agrees* "
-    "where the number is above chance by the interval; *chance explains it* where it is not above pairs at the same "
-    "distances by the interval of the difference; *a model that learnt nothing gives as much* where the untrained one "
-    "exceeds its own chance level by as much; *no language is needed* where, with shuffled tokens, the excess is nine "
-    "tenths of it or more. Other rules:",
+    "where the number is above both chance levels, as far as there are such, by the intervals of the differences. Then "
+    "controls are compared with the trained model on the same texts, by how much each exceeds its own chance level (at "
+    f"the same distances where there is one): *a model that learnt nothing gives as much*, or with shuffled tokens "
+    f"{MOST:g} of it is left and *no language is needed*, where that holds by an interval made of both "
+    "intervals, which is wider than need be; *cannot be told* where that interval holds both answers. Other rules:",
     "",
 )
 
@@ -112,7 +121,7 @@ def _findings(study: Study) -> list[str]:
     for row in rows:
         level, show = row.level, row.show
         bounds = "" if np.isnan(level.interval[0]) else f"{show(level.interval[0])} to {show(level.interval[1])}"
-        others = [_control(row, other) for other in (row.untrained, row.shuffled)]
+        others = [_control(row, other) for other in (row.reference, row.untrained, row.shuffled)]
         cells = [row.source, f"{row.seen}: **{show(level.value)}**", show(level.chance), show(level.matched), bounds]
         lines.append("| " + " | ".join([*cells, *others, row.verdict]) + " |")
     lines += ["", *_RULES, *(f"- {row.source.removeprefix('... ')}: {row.rule}." for row in rows if row.rule)]
@@ -258,13 +267,15 @@ def refresh(page: Path, study: Study, out: Path) -> None:
     """Write the part of ``page`` about this model anew, between its marks, and its figures beside it.
 
     Raises:
-        AttnExtError: the page has no such marks.
+        AttnExtError: the page has not each mark once, the first before the second.
     """
     name = study.source.name
     begin, end = f"<!-- study {name}: generated -->", f"<!-- study {name}: end -->"
-    old = page.read_text(encoding="utf-8")
-    if begin not in old or end not in old:
-        raise AttnExtError(f"{page} has no marks {begin!r} and {end!r}; put them where the part shall stand")
+    old = page.read_bytes().decode("utf-8")  # with the line ends that it has
+    if (old.count(begin), old.count(end)) != (1, 1) or old.index(begin) > old.index(end):
+        raise AttnExtError(
+            f"{page} must have the marks {begin!r} and {end!r}, once each, in this order; put them there"
+        )
     pictures = {"study": out / "study.png"}
     pictures |= {figure: out / "trained" / "figures" / f"{figure}.png" for figure in FIGURES}
     shown = []
@@ -273,8 +284,11 @@ def refresh(page: Path, study: Study, out: Path) -> None:
         with written_beside(target) as beside:
             shutil.copyfile(path, beside)
         shown.append(f"![{_CAPTIONS[figure]}]({target.name})")
-    text = "\n\n".join([begin, markdown(study).strip(), *shown, end])
-    write_text(page, re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: text, old, flags=re.DOTALL))
+    text = "\n\n".join([begin, markdown(study).strip(), *shown, ""])
+    if "\r\n" in old:
+        text = text.replace("\n", "\r\n")
+    with written_beside(page) as beside:
+        beside.write_bytes((old[: old.index(begin)] + text + old[old.index(end) :]).encode("utf-8"))
 
 
 _CAPTIONS = {

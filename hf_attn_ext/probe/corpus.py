@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import AttnExtError, suggest
-from .cutting import Cut, whole_texts
+from .cutting import Cut, by_tokens, whole_texts
 
+_PART = re.compile(r", part \d+$")
 FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 
 
@@ -29,6 +31,7 @@ class Corpus:
         files: the files, as they were named.
         blank: how many blank texts were left out, and of those that are cut to tokens, how many too short ones.
         drawn_from: how many there were before ``limit``.
+        left: of texts that are cut to tokens, how many tokens were left at documents' ends, too few for a text.
     """
 
     texts: list[str]
@@ -36,9 +39,15 @@ class Corpus:
     files: list[str]
     blank: int
     drawn_from: int
+    left: int = 0
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @property
+    def documents(self) -> int:
+        """How many documents the texts come from."""
+        return len({_PART.sub("", place) for place in self.places})
 
     def digest(self) -> str:
         """A hash of all texts, in order."""
@@ -62,14 +71,15 @@ def read_corpus(
     Raises:
         AttnExtError: a file that is missing, empty, of another format or damaged, named with the line.
     """
-    texts, places, blank = [], [], 0
+    texts, places, blank, left = [], [], 0, 0
     for name in files:
         before, solid = len(texts), False
         for place, text in _read(Path(name), column):
             if not isinstance(text, str):
                 what = "is empty" if text is None else f"is {text!r}, not text"
                 raise AttnExtError(f"{name}, {place}: {column!r} {what}")
-            pieces = cut(text)
+            pieces, rest = cut.with_rest(text) if isinstance(cut, by_tokens) else (cut(text), 0)
+            left += rest
             blank += not pieces
             solid |= bool(text.strip())
             for number, piece in enumerate(pieces):
@@ -82,7 +92,7 @@ def read_corpus(
     if limit is not None and limit < total:
         kept = np.sort(np.random.default_rng([seed, 2]).permutation(total)[:limit])
         texts, places = [texts[at] for at in kept], [places[at] for at in kept]
-    return Corpus(texts, places, list(files), blank, total)
+    return Corpus(texts, places, list(files), blank, total, left)
 
 
 def _read(path: Path, column: str) -> Iterator[tuple[str, Any]]:

@@ -120,6 +120,7 @@ class ContextSimilarityProbe:
             controls=tuple(one for one in words(controls, CONTROLS, "controls") if self._has(one)),
             separators=tokens_of(separators),
             seed=whole(seed, 0, "seed"),
+            projected=self._projected,
         )
         check_tokenizer(tokenizer)
         special = special_ids(tokenizer) if tokenizer is not None else config_special_ids(model)
@@ -184,7 +185,7 @@ class ContextSimilarityProbe:
 
         Raises:
             AttnExtError: outside the block, no tokenizer, no texts, a blank text or one that is too long, no code of a
-                language.
+                language, or ``shuffle_tokens`` or ``boundaries`` other than of texts fed before.
         """
         if self._open is None:
             raise AttnExtError("feed works inside the block only: with ContextSimilarityProbe(...) as probe")
@@ -202,6 +203,8 @@ class ContextSimilarityProbe:
             pad_to=pad_to,
             layers=self.layers,
         )
+        segments = "sentences" if boundaries is None else tuple(boundaries)
+        self._stream.feeding(shuffle_tokens=bool(shuffle_tokens), segments=segments)
         count = 0
         try:
             with evaluating(self.model):
@@ -309,7 +312,8 @@ class ContextSimilarityProbe:
         """Add the statistics of another probe, or its :meth:`state_dict`.
 
         Raises:
-            AttnExtError: the other's layers, heads, percentages, sample or seed are not the same, or it is none.
+            AttnExtError: the other's layers, heads, percentages, sample or seed are not the same, its heads are read
+                elsewhere, it was fed texts shuffled or in other segments, or it is none.
         """
         self._stream.merge(other.state_dict() if isinstance(other, ContextSimilarityProbe) else other)
 

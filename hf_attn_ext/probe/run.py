@@ -178,6 +178,7 @@ def provenance(run: ProbeRun, model: nn.Module) -> dict[str, Any]:
     drawn = f", drawn from {corpus.drawn_from:,}" if corpus.drawn_from != len(corpus) else ""
     kind = "blank or short" if config.tokens else "blank"
     blank = f", {corpus.blank:,} {kind} ones left out" if corpus.blank else ""
+    blank += f", {corpus.left:,} tokens left at documents' ends" if corpus.left else ""
     mixed = "; a control: each one's tokens are shuffled" if config.shuffle_tokens else ""
     ends = " ".join(config.boundaries or ())
     segments = {"sentences": f"segments that end with {ends}, in their place"} if ends else {}

@@ -25,7 +25,13 @@ _FED = threading.local()
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What statistics depend on; two probes merge only where these are equal."""
+    """What statistics depend on; two probes merge only where these are equal.
+
+    Attributes:
+        projected: heads are read at output projections.
+        shuffle_tokens, segments: of the texts that were fed, None before; segments are ``"sentences"``, or the strings
+            that end one.
+    """
 
     layers: tuple[int, ...]
     heads: tuple[int, ...]
@@ -35,6 +41,12 @@ class Settings:
     controls: tuple[str, ...]
     separators: tuple[str, ...]
     seed: int
+    projected: bool = False
+    shuffle_tokens: bool | None = None
+    segments: str | tuple[str, ...] | None = None
+
+
+_OF_TEXTS = ("shuffle_tokens", "segments")
 
 
 @dataclasses.dataclass
@@ -60,6 +72,20 @@ class Stream:
         self.sums = Sums(self.settings.replicates)
         self.plain = Sums(0)
         self.counts = dict.fromkeys(COUNTS, 0)
+
+    def feeding(self, **how: Any) -> None:
+        """Note how texts are fed, by the names of :class:`Settings`.
+
+        Raises:
+            AttnExtError: others were fed before, of another kind.
+        """
+        for name, value in how.items():
+            before = getattr(self.settings, name)
+            if before not in (None, value):
+                raise AttnExtError(
+                    f"this probe was fed texts with {name} {before!r} before, now with {value!r}; make another probe"
+                )
+        self.settings = dataclasses.replace(self.settings, **how)
 
     def on_layer(self, call: HeadOutputs) -> None:
         """Count one layer's heads."""
@@ -209,9 +235,14 @@ class Stream:
             counts = {name: int(state["counts"][name]) for name in COUNTS}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise AttnExtError(f"this is no state of a probe: {short(state)} ({short(error)})") from error
+        fed_so = {}
         for name, value in dataclasses.asdict(self.settings).items():
-            if theirs.get(name) != value:
-                raise AttnExtError(f"the states differ in {name}: {value!r} here, {theirs.get(name)!r} there")
+            its = theirs.get(name)
+            if name in _OF_TEXTS and None in (value, its):  # one of the two was fed nothing
+                fed_so[name] = its if value is None else value
+            elif its != value:
+                raise AttnExtError(f"the states differ in {name}: {value!r} here, {its!r} there")
+        self.settings = dataclasses.replace(self.settings, **fed_so)
         with self.lock:
             self.sums.merge(sums)
             self.plain.merge(plain)

@@ -2,6 +2,7 @@
 
 import json
 
+import planted
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe.corpus import read_corpus
-from hf_attn_ext.probe.cutting import by_words
+from hf_attn_ext.probe.cutting import by_tokens, by_words
 
 TEXTS = ["One two. Three?", 'A "quoted", text.', "é ü"]
 
@@ -42,6 +43,14 @@ def test_several_files_follow_one_another_and_a_draw_keeps_their_order(files):
     places = read_corpus(names).places
     assert [places.index(place) for place in few[0].places] == sorted(places.index(p) for p in few[0].places)
     assert few[0].places != few[2].places and few[0].drawn_from == 6
+
+
+def test_documents_and_what_is_left_of_them_are_counted(tmp_path):
+    (tmp_path / "a.txt").write_text("word1 word2 word3 word4 word5\nword1\nword1 word2\n")
+    corpus = read_corpus([str(tmp_path / "a.txt")], cut=by_tokens(4, planted.word_tokenizer()))
+    assert corpus.texts == ["word1 word2", "word3 word4", "word1 word2"]
+    assert (corpus.documents, corpus.blank, corpus.left) == (2, 1, 2)
+    assert read_corpus([str(tmp_path / "a.txt")], cut=by_words(2)).left == 0
 
 
 @settings(max_examples=40, deadline=None)

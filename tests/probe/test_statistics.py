@@ -322,6 +322,36 @@ def test_wrong_uses_are_one_line(tokenizer):
         probe.merge({"settings": {}})
 
 
+def test_probes_that_were_fed_otherwise_do_not_merge(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(3)
+    options = {"bootstrap": 2, "controls": ("cosine",)}
+    by_projection = options | {"projections": "*.layer.[01].attention.output.dense"}
+
+    def fed_with(settings, **how):
+        with ContextSimilarityProbe(model, tokenizer, **settings) as probe:
+            probe.feed(texts, **how)
+        return probe
+
+    for settings, how, said in (
+        (options, {"shuffle_tokens": True}, "differ in shuffle_tokens: False here, True there"),
+        (options, {"boundaries": ["."]}, r"differ in segments: 'sentences' here, \('.',\) there"),
+        (by_projection, {}, "differ in projected: False here, True there"),
+    ):
+        probe, other = fed_with(options), fed_with(settings, **how)
+        for state in (other, other.state_dict(), json.loads(json.dumps(other.state_dict()["settings"]))):
+            state = (
+                state if not isinstance(state, dict) or "sums" in state else other.state_dict() | {"settings": state}
+            )
+            with pytest.raises(AttnExtError, match=said):
+                probe.merge(state)
+        assert probe.statistics().counts["texts"] == 3
+    with ContextSimilarityProbe(model, tokenizer, **options) as probe:
+        probe.merge(fed_with(options, shuffle_tokens=True))  # it was fed nothing yet
+        assert probe.statistics().settings["shuffle_tokens"] is True
+        with pytest.raises(AttnExtError, match="fed texts with shuffle_tokens True before, now with False"):
+            probe.feed(texts)
+
+
 def test_long_texts_are_taken_in_parts(tokenizer, monkeypatch):
     model, texts = planted.small_bert().double(), planted.make_texts(3)
     whole = probed(model, tokenizer, texts)
