@@ -52,10 +52,12 @@ MAX_LENGTH = 128
 def read_texts(corpus: str, split: str, count: int, seed: int) -> list[str]:
     """``count`` texts of a split, drawn by the seed."""
     from hf_attn_ext.probe.corpus import read_corpus
+    from hf_attn_ext.probe.cutting import by_words, whole_texts
 
     its = CORPORA[corpus]
     path = ensure(its["asset"]) / its["file"].format(split)
-    return read_corpus([str(path)], words=its["words"], limit=count, seed=seed).texts
+    cut = whole_texts if its["words"] is None else by_words(its["words"])
+    return read_corpus([str(path)], cut=cut, limit=count, seed=seed).texts
 
 
 def stage1(folder: Path, corpus: str, seed: int, options: argparse.Namespace) -> Path:
