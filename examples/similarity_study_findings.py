@@ -309,56 +309,32 @@ def _repeated(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row
     return [*found, dataclasses.replace(far, verdict=verdict)]
 
 
+def _last(
+    key: str, source: str, seen: str, one: Statistic, tables: Mapping[str, ProbeStatistics], rule: str = ""
+) -> Row:
+    """A finding about the last layer's mean, which is above chance or not."""
+    return _row(key, source, seen, one, tables, len(one.layers) - 1, None, lambda level: True, rule)
+
+
 def _unique(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
-    return [
-        _row(
-            "own token",
-            "each head has a most common token of its own",
-            "distinct most common tokens, over heads (100%: a token a head)",
-            one,
-            tables,
-            len(one.layers) - 1,
-            None,
-            lambda level: True,
-            "above what heads with random pairs have, by its interval",
-        )
-    ]
+    source = "each head has a most common token of its own"
+    seen = "distinct most common tokens, over heads (100%: a token a head)"
+    rule = "above what heads with random pairs have, by its interval"
+    return [_last("own token", source, seen, one, tables, rule)]
 
 
 def _top(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
-    return [
-        _row(
-            "one token",
-            "a head's pairs gather around that token",
-            "ends of high pairs that the most common token takes",
-            one,
-            tables,
-            len(one.layers) - 1,
-            None,
-            lambda level: True,
-            "",
-        )
-    ]
+    source = "a head's pairs gather around that token"
+    return [_last("one token", source, "ends of high pairs that the most common token takes", one, tables)]
 
 
 def _region(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
-    return [
-        _row(
-            "region",
-            "regions of high attention delineate those of high similarity",
-            "high pairs that are also among as many of the highest attention",
-            one,
-            tables,
-            len(one.layers) - 1,
-            None,
-            lambda level: True,
-            "",
-        )
-    ]
+    source = "regions of high attention delineate those of high similarity"
+    return [_last("region", source, "high pairs that are also among as many of the highest attention", one, tables)]
 
 
 def _noise(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
-    signal, last = statistic(tables["trained"], "signal"), len(one.layers) - 1
+    signal = statistic(tables["trained"], "signal")
     at = np.unravel_index(np.nan_to_num(one.values).argmax(), one.values.shape)
     more = int((one.excess_interval[..., 0] > 0).sum())
     noise = _row(
@@ -372,16 +348,12 @@ def _noise(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
         "",
     )
     return [
-        _row(
+        _last(
             "signal",
             "similarity shows linguistic relation (signal)",
             "high pairs of one sentence or one token id",
             signal,
             tables,
-            last,
-            None,
-            lambda level: True,
-            "",
         ),
         dataclasses.replace(noise, verdict=f"measured; {more} of {one.values.size} heads have more than by chance"),
     ]

@@ -20,9 +20,8 @@ from ..hasse import MaskSpec
 from ..integration import LinearCache, converted_layers, is_converted
 from ..integration.families import attention_modules, cache_argument, is_causal
 from ..integration.mask_call import Streams, given_mask
-from ..integration.masks import active_mask
+from ..integration.masks import active_mask, maps_on_first_use
 from ..integration.positions import position_table
-from ..integration.registry import IMPLEMENTATION
 
 
 class BlockPasses:
@@ -49,8 +48,7 @@ class BlockPasses:
         name = cache_argument(parameters)
         modules, linear, self.converted = attention_modules(model), converted_layers(model), is_converted(model)
         able = name is not None and all(is_causal(module) for _, module in modules)
-        # maps attached on first use, which may be this generation's, come without a cache
-        able = able and (self.converted or not (linear or model.config._attn_implementation == IMPLEMENTATION))
+        able = able and not maps_on_first_use(model)  # such maps come without a cache
         if use_cache and not able:
             raise AttnExtError(f"{type(model).__name__} has no cache for every layer; leave use_cache out")
         self.keeps_keys = len(linear) < len(modules)

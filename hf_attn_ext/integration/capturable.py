@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import AttnExtError
-from .families import attention_modules, attention_shape, first_int, is_causal, supported_model_types
+from .families import LAYER_COUNTS, attention_modules, attention_shape, first_int, is_causal, supported_model_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def checked_host(model: nn.Module) -> PreTrainedModel | None:
 
 def layer_count(model: nn.Module, layers: Sequence[Layer]) -> int:
     """How many layers ``model`` has, of which ``layers`` can be looked into: its configuration's word, or theirs."""
-    said = first_int(_config_of(model), ("num_hidden_layers", "n_layer", "num_layers")) if layers[0].projection else 0
+    said = first_int(_config_of(model), LAYER_COUNTS) if layers[0].projection else 0
     numbers = [0] if layers[0].counted else [layer.index + 1 for layer in layers]
     return max(said or 0, len(layers), *numbers)
 

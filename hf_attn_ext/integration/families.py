@@ -50,9 +50,10 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
-# How the host's models call the same two numbers, most usual first.
+# How the host's models call the same numbers, most usual first.
 HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 HEAD_DIMS = ("attention_head_size", "head_dim", "head_size")
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
 
 # How they call the projection of the heads' outputs, inside the attention module.
 _PROJECTIONS = ("o_proj", "c_proj", "out_lin", "out_proj", "dense")

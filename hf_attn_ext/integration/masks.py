@@ -29,6 +29,12 @@ from .registry import IMPLEMENTATION
 Layer = Recipe | tuple[Recipe, ...] | None
 
 
+def maps_on_first_use(model: PreTrainedModel) -> bool:
+    """Whether a model that is not converted has feature maps, or gets them in its next pass."""
+    waits = is_stock(model) and model.config._attn_implementation == IMPLEMENTATION
+    return waits or attached_on_first_use(model) is not None
+
+
 def set_mask(
     model: Any,
     spec_or_name: MaskSpec | str | tuple[str, Mapping[str, Any]] | None = None,
@@ -79,9 +85,7 @@ def set_mask(
     """
     base = unwrap(model)
     modules = _attention(base)
-    if attached_on_first_use(base) is not None or (
-        is_stock(base) and base.config._attn_implementation == IMPLEMENTATION
-    ):
+    if maps_on_first_use(base):
         raise AttnExtError(
             f"{type(base).__name__} has attn_implementation={IMPLEMENTATION!r} without being converted; call "
             "hf_attn_ext.convert(model) first (it keeps the maps), then set_mask"

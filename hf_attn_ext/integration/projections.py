@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import AttnExtError, short, suggest
 from .capturable import Layer, checked_host
-from .families import HEAD_COUNTS, HEAD_DIMS, first_int
+from .families import HEAD_COUNTS, HEAD_DIMS, LAYER_COUNTS, first_int
 from .projection_names import block_numbers, check_blocks, check_declared_heads, check_kind, input_width
 
 
@@ -46,7 +46,7 @@ def projection_layers(model: nn.Module, patterns: Sequence[str] | str, num_heads
     found = _matched(model, patterns)
     config = getattr(model if host is None else host, "config", None)
     heads = _heads(num_heads, config, type(model if host is None else host).__name__)
-    depth = first_int(config, ("num_hidden_layers", "n_layer", "num_layers"))
+    depth = first_int(config, LAYER_COUNTS)
     if depth is not None and len(found) > depth:
         raise AttnExtError(
             f"{short(patterns)} matches {len(found)} modules, {_few(found)}, the model has {depth} layers; name the "

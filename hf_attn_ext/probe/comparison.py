@@ -7,13 +7,13 @@ The JSON form, which :meth:`HeadComparison.to_json` writes, holds ``format`` (1)
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..files import write_text, written_beside
+from ..files import written_beside
+from .json_text import json_text, plain
 
 FORMAT = 1
 VERDICTS = {
@@ -99,15 +99,11 @@ class HeadComparison:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {name: _plain(value) for name, value in vars(self).items()}
-        return {"format": FORMAT, **plain}
+        return {"format": FORMAT, **plain(vars(self))}
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The JSON text; written to ``path``, beside and then renamed, where one is given."""
-        text = json.dumps(self.to_dict(), allow_nan=False)
-        if path is not None:
-            write_text(path, text)
-        return text
+        return json_text(self.to_dict(), path)
 
     def figure(self, path: str | Path) -> None:
         """Write a PNG: the score of every head, with marks on those that are lost or moved.
@@ -119,9 +115,3 @@ class HeadComparison:
 
         with written_beside(path) as beside:
             draw_comparison(self).save(beside, "png")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        return np.where(np.isfinite(value), value, None).tolist()
-    return value.tolist() if isinstance(value, np.ndarray) else value

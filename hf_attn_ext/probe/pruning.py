@@ -7,7 +7,6 @@ This one is ours.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AttnExtError, short
-from ..files import write_text
 from ..integration.capturable import Layer, capturable_layers
 from ..integration.capture import HeadOutputs, capture
 from ..integration.families import output_projection, projection_by_head
+from .json_text import json_text
 from .options import whole
 from .probe import ContextSimilarityProbe
 
@@ -85,11 +84,7 @@ class PruningScores:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The JSON text, NaN as null; written to ``path``, beside and then renamed, where one is given."""
-        fields = {name: _plain(value) for name, value in vars(self).items()}
-        text = json.dumps({"format": 1, **fields}, allow_nan=False)
-        if path is not None:
-            write_text(path, text)
-        return text
+        return json_text({"format": 1, **vars(self)}, path)
 
 
 def pruning_scores(
@@ -197,9 +192,3 @@ def _projection(model: nn.Module, layer: Layer) -> np.ndarray:
 def _squares(weight: np.ndarray, products: np.ndarray) -> np.ndarray:
     """(H,): the mean squared length of vectors through ``weight`` (H, d, width), from their mean products (H, d, d)."""
     return np.einsum("hdo,heo,hde->h", weight, weight, products, optimize=True)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return np.where(np.isfinite(value), value, None).tolist()
-    return value

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import AttnExtError, suggest
+from .json_text import json_text, plain
 
 FORMAT = 1
 MEASURES = {"dot": "dot products of the heads' outputs", "cosine": "their cosines", "attention": "A A^T"}
@@ -124,21 +124,11 @@ class ProbeStatistics:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, **_plain(dataclasses.asdict(self))}
+        return {"format": FORMAT, **plain(dataclasses.asdict(self))}
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The JSON text; written to ``path``, beside and then renamed, where one is given."""
-        text = json.dumps(self.to_dict(), allow_nan=False)
-        if path is not None:
-            path = Path(path)
-            beside = path.with_name(f".{path.name}.{os.getpid()}")
-            try:
-                beside.write_text(text, encoding="utf-8")
-                os.replace(beside, path)
-            except OSError as error:
-                beside.unlink(missing_ok=True)
-                raise AttnExtError(f"cannot write {path}: {error.strerror}") from error
-        return text
+        return json_text(self.to_dict(), path)
 
     @classmethod
     def from_json(cls, text: str | Path) -> ProbeStatistics:
@@ -161,16 +151,6 @@ class ProbeStatistics:
             return cls(**state)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise AttnExtError(f"these are no statistics of a probe, format {FORMAT} ({error})") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, np.ndarray):
-        return np.where(np.isfinite(value), value, None).tolist()
-    return value
 
 
 def _arrays(entry: dict[str, Any]) -> dict[str, Any]:

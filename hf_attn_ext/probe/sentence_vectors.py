@@ -19,6 +19,7 @@ from ..integration.attention_maps import attention_map, check_followed, visible_
 from ..integration.capturable import Layer, capturable_layers, causal_model, max_tokens, token_reader
 from ..integration.capture import HeadOutputs, capture, evaluating
 from .annotate import annotate, padding_id, sentence_starts
+from .feeding import read
 from .measures import LEAST_SUM
 from .options import check_ids, check_tokenizer, choose_heads, choose_layers, token_ids, tokens_of, whole
 
@@ -115,8 +116,7 @@ def sentence_vectors(
     if not isinstance(text, str):
         raise AttnExtError(f"text must be one string, got {short(text)}")
     known = annotate([text], tokenizer, language=language)
-    reader = token_reader(model)
-    check_ids(known.input_ids, reader)
+    check_ids(known.input_ids, token_reader(model))
     places = np.flatnonzero(~known.special[0])
     if not len(places):
         raise AttnExtError(f"the tokenizer makes no tokens of {short(text)}; there is nothing to segment")
@@ -137,8 +137,6 @@ def sentence_vectors(
     chunks.sort(key=lambda chunk: chunk.end - chunk.first)
     marks = np.isin(ids.numpy(), list(token_ids(tokenizer, tokens_of(separators))))
     kept = _Kept(chosen, heads, torch.from_numpy(sentences), count, _ends(bounds, marks), len(before), focus)
-    device = next(reader.parameters()).device
-    extra = {"use_cache": False} if causal else {}
     with evaluating(model), capture(model, kept.on_layer, layers=chosen):
         for at in range(0, len(chunks), batch_size):
             kept.chunks = chunks[at : at + batch_size]
@@ -146,7 +144,7 @@ def sentence_vectors(
             batch = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding_id(tokenizer))
             lengths = torch.tensor([len(row) for row in rows])
             mask = (torch.arange(batch.shape[1]) < lengths[:, None]).long()
-            reader(input_ids=batch.to(device), attention_mask=mask.to(device), **extra)
+            read(model, batch, mask)
     tokens = np.diff(bounds)
     vectors = [(sums / torch.from_numpy(tokens)[:, None]).numpy() for sums in kept.sums.values()]
     if not all(np.isfinite(each).all() for each in vectors):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from torch import Tensor, nn
 
 from ..config import AttnExtConfig
 from ..errors import AttnExtError, short, suggest
-from ..files import write_text
 from ..integration import calibrate, convert, converted_layers, is_converted
 from ..integration.capture import evaluating
 from ..integration.layers import attach, detach
 from .annotate import Annotation
 from .feeding import annotated_batches, read
+from .json_text import json_text
 from .neighbours import NEAREST, neighbour_attention
 from .options import whole
 
@@ -73,10 +72,7 @@ class LayerSuggestion:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The JSON text; written to ``path``, beside and then renamed, where one is given."""
-        text = json.dumps({"format": 1, **dataclasses.asdict(self), "layers": self.rows()}, allow_nan=False)
-        if path is not None:
-            write_text(path, text)
-        return text
+        return json_text({"format": 1, **dataclasses.asdict(self), "layers": self.rows()}, path)
 
 
 def suggest_layers(
