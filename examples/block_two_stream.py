@@ -99,6 +99,10 @@ def block_of(training: str) -> int | None:
     return int(training.removeprefix("block-")) if training.startswith("block-") else None
 
 
+def run_folder(options: argparse.Namespace, attention: str, training: str, seed: int) -> Path:
+    return Path(options.out) / attention / training / f"seed-{seed}"
+
+
 def rate_of(
     training: str, seed: int, folder: Path, options: argparse.Namespace, texts: Any, accelerator: Any
 ) -> float | None:
@@ -138,7 +142,7 @@ def run(
     from hf_attn_ext.files import written_beside
     from hf_attn_ext.training.files import new_folder, read_json, write_json
 
-    here = Path(options.out) / attention / training / f"seed-{seed}"
+    here = run_folder(options, attention, training, seed)
     claim(here, {**settings_of(options, CHOSEN), "rate": lr})
     if (here / "result.json").is_file():
         tidy(here)
@@ -182,7 +186,7 @@ def with_speeds(
     from hf_attn_ext.training.files import read_json, write_json
 
     folders = {
-        index: Path(options.out) / result["attention"] / result["training"] / f"seed-{result['seed']}"
+        index: run_folder(options, result["attention"], result["training"], result["seed"])
         for index, result in enumerate(results)
         if result["training"] != "start"
     }

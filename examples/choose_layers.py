@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 import numpy as np  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
 from hybrid_layers import batches, hidden_states, relative_error  # noqa: E402
+from mask_runs.options import numbers_of, seeds_of  # noqa: E402
 
 import hf_attn_ext as hax  # noqa: E402
 from hf_attn_ext.errors import suggest  # noqa: E402
@@ -47,6 +48,23 @@ CORPORA: dict[str, dict[str, Any]] = {
     "speeches": {"asset": "sotu", "file": "{}.jsonl", "words": 90, "texts": 24, "test": 16, "size": 8, "batch": 3},
 }
 MAX_LENGTH = 128
+
+
+def corpora_of(text: str) -> list[str]:
+    """Read ``--corpora``: names with commas."""
+    names = text.split(",")
+    for name in names:
+        if name not in CORPORA:
+            known = ", ".join(CORPORA)
+            raise hax.AttnExtError(f"unknown corpus {name!r}.{suggest(name, CORPORA)} There are: {known}")
+    return names
+
+
+def made(options: argparse.Namespace) -> dict[str, Any]:
+    """What results are made with: the options and the versions."""
+    from hf_attn_ext.training.results import versions
+
+    return {"settings": vars(options), "versions": versions()}
 
 
 def read_texts(corpus: str, split: str, count: int, seed: int) -> list[str]:
@@ -187,7 +205,7 @@ def measure(corpus: str, seed: int, options: argparse.Namespace) -> tuple[list[d
     """One row for each number of layers that keep softmax, and one for each layer's heads."""
     folder = Path(options.out) / f"{corpus}-{seed}"
     maps = trained_maps(stage1(folder / "stage1", corpus, seed, options))
-    layers, keeps = sorted(maps), [int(part) for part in options.keep.split(",")]
+    layers, keeps = sorted(maps), options.keep
     if not keeps or min(keeps) < 1 or max(keeps) >= len(layers):
         raise hax.AttnExtError(f"--keep takes numbers from 1 to {len(layers) - 1}, got {options.keep!r}")
     its = {**CORPORA[corpus], **{name: n for name in ("texts", "test") if (n := getattr(options, name)) is not None}}
@@ -319,28 +337,24 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return run(options)
-    except (hax.AttnExtError, AssetError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (hax.AttnExtError, AssetError) as error:
+        print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
 
 
 def run(options: argparse.Namespace) -> int:
-    corpora = options.corpora.split(",")
-    for corpus in corpora:
-        if corpus not in CORPORA:
-            raise hax.AttnExtError(
-                f"unknown corpus {corpus!r}.{suggest(corpus, CORPORA)} There are: {', '.join(CORPORA)}"
-            )
+    corpora = corpora_of(options.corpora)
+    options.keep = numbers_of(options.keep, "--keep")
     if options.draws < 1:
         raise hax.AttnExtError(f"--draws must be at least 1, got {options.draws}")
     rows, heads = [], []
-    for corpus, seed in itertools.product(corpora, [int(part) for part in options.seeds.split(",")]):
+    for corpus, seed in itertools.product(corpora, seeds_of(options.seeds)):
         print(f"[layers] {corpus}, seed {seed}", file=sys.stderr, flush=True)
         of_layers, of_heads = measure(corpus, seed, options)
         rows, heads = rows + of_layers, heads + of_heads
     out = Path(options.out)
     text = "\n".join([*lines(rows, options.draws), "", *head_lines(heads)]) + "\n"
-    write_text(out / "results.json", json.dumps({"settings": vars(options), "rows": rows, "heads": heads}, indent=1))
+    write_text(out / "results.json", json.dumps({**made(options), "rows": rows, "heads": heads}, indent=1))
     write_text(out / "results.md", text)
     draw(rows, out / "results.png")
     print(text)

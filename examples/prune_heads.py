@@ -29,10 +29,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
-from choose_layers import CORPORA, MAX_LENGTH, read_texts  # noqa: E402
+from choose_layers import CORPORA, MAX_LENGTH, corpora_of, made, read_texts  # noqa: E402
 from hybrid_layers import batches, hidden_states, relative_error  # noqa: E402
 
-from hf_attn_ext.errors import AttnExtError, suggest  # noqa: E402
+from hf_attn_ext.errors import AttnExtError  # noqa: E402
 from hf_attn_ext.files import write_text, written_beside  # noqa: E402
 from hf_attn_ext.integration.capturable import capturable_layers  # noqa: E402
 from hf_attn_ext.integration.families import output_projection  # noqa: E402
@@ -179,30 +179,29 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return run(options)
-    except (AttnExtError, AssetError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (AttnExtError, AssetError) as error:
+        print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
 
 
 def run(options: argparse.Namespace) -> int:
-    options.shares = [float(part) for part in options.shares.split(",")]
-    if not all(0 < share < 1 for share in options.shares):
-        raise AttnExtError(f"--shares takes numbers between 0 and 1, got {options.shares}")
+    try:
+        shares = [float(part) for part in options.shares.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise AttnExtError(f"--shares takes numbers between 0 and 1 with commas, got {options.shares!r}")
+    options.shares = shares
     if options.draws < 2:
         raise AttnExtError(f"--draws must be at least 2, got {options.draws}")
-    corpora = options.corpora.split(",")
-    for corpus in corpora:
-        if corpus not in CORPORA:
-            known = ", ".join(CORPORA)
-            raise AttnExtError(f"unknown corpus {corpus!r}.{suggest(corpus, CORPORA)} There are: {known}")
-    rows = [row for corpus in corpora for row in measure(corpus, options)]
+    rows = [row for corpus in corpora_of(options.corpora) for row in measure(corpus, options)]
     out = Path(options.out)
     text = "\n".join(lines(rows, options.draws)) + "\n"
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AttnExtError(f"cannot write {str(out)!r}: {error.strerror or error}") from None
-    write_text(out / "results.json", json.dumps({"settings": vars(options), "rows": rows}, indent=1))
+    write_text(out / "results.json", json.dumps({**made(options), "rows": rows}, indent=1))
     write_text(out / "results.md", text)
     draw(rows, out / "results.png")
     print(text)

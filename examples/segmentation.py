@@ -33,6 +33,7 @@ import segmentation_report as reporting  # noqa: E402
 import segmentation_rivals as rivals  # noqa: E402
 import torch  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
+from mask_runs.options import seeds_of  # noqa: E402
 
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
 from hf_attn_ext.files import write_text, written_beside  # noqa: E402
@@ -160,10 +161,7 @@ def run(options: argparse.Namespace) -> int:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    try:
-        seeds = [int(part) for part in options.seeds.split(",")]
-    except ValueError:
-        raise AttnExtError(f"--seeds takes whole numbers with commas, got {options.seeds!r}") from None
+    seeds = seeds_of(options.seeds)
     for name, least in (("training", 2), ("documents", 2), ("reviews", 0), ("pieces", 2), ("window", 8)):
         if getattr(options, name) < least:
             raise AttnExtError(f"--{name} must be at least {least}, got {getattr(options, name)}")

@@ -33,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 import numpy as np  # noqa: E402
 from assets import AssetError  # noqa: E402
+from mask_runs.options import seeds_of  # noqa: E402
 from sotu_gpt.control import control_name, local_layers, windows  # noqa: E402
 from sotu_gpt.corpus import Corpus  # noqa: E402
 from sotu_gpt.models import build_model  # noqa: E402
@@ -198,10 +199,7 @@ def check(options: argparse.Namespace) -> list[tuple[str, int]]:
     for name in once:
         if name not in kernels:
             raise AttnExtError(f"--once names {name!r}, which is none of --kernels.{suggest(name, kernels)}")
-    seeds = options.seeds.split(",")
-    wrong = next((seed for seed in seeds if not seed.isdigit()), None)
-    if wrong is not None:
-        raise AttnExtError(f"--seeds takes whole numbers with commas, got {wrong!r}")
+    seeds = seeds_of(options.seeds)
     for name, value in vars(options).items():
         if isinstance(value, int) and value < 1 and (name, value) != ("local_window", 0):
             raise AttnExtError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -213,7 +211,7 @@ def check(options: argparse.Namespace) -> list[tuple[str, int]]:
     if options.vocabulary < 300:
         raise AttnExtError(f"--vocabulary {options.vocabulary} is too small: 256 bytes, and some words")
     names = ["softmax", control_name(options), *kernels]
-    return [(name, int(seed)) for name in names for seed in (seeds[:1] if name in once else seeds)]
+    return [(name, seed) for name in names for seed in (seeds[:1] if name in once else seeds)]
 
 
 def main(arguments: list[str] | None = None) -> int:

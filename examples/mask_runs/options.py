@@ -11,14 +11,19 @@ from hf_attn_ext.errors import AttnExtError
 
 def seeds_of(text: str) -> list[int]:
     """Read ``--seeds``: whole numbers with commas, each once."""
-    seeds = text.split(",")
-    wrong = next((seed for seed in seeds if not (seed.isascii() and seed.isdigit())), None)
+    return numbers_of(text, "--seeds")
+
+
+def numbers_of(text: str, option: str) -> list[int]:
+    """Read the value of an option: whole numbers from 0 with commas, each once."""
+    parts = text.split(",")
+    wrong = next((part for part in parts if not (part.isascii() and part.isdigit())), None)
     if wrong is not None:
-        raise AttnExtError(f"--seeds takes whole numbers with commas, got {wrong!r}")
-    numbers = [int(seed) for seed in seeds]
-    twice = next((seed for seed in numbers if numbers.count(seed) > 1), None)
+        raise AttnExtError(f"{option} takes whole numbers with commas, got {wrong!r}")
+    numbers = [int(part) for part in parts]
+    twice = next((number for number in numbers if numbers.count(number) > 1), None)
     if twice is not None:
-        raise AttnExtError(f"--seeds names {twice} twice")
+        raise AttnExtError(f"{option} names {twice} twice")
     return numbers
 
 

@@ -107,6 +107,8 @@ def test_choose_layers(tiny_assets, tmp_path, capsys):
         (["--keep", "2"], "--keep takes numbers from 1 to 1"),
         (["--corpora", "review"], "Did you mean 'reviews'?"),
         (["--draws", "0"], "--draws must be at least 1"),
+        (["--keep", "1,b"], "--keep takes whole numbers with commas, got 'b'"),
+        (["--seeds", "a"], "--seeds takes whole numbers with commas, got 'a'"),
     ):
         assert choose_layers.main([*arguments, "--test", "6", *wrong]) == 2
         assert message in capsys.readouterr().err
@@ -123,6 +125,7 @@ def test_prune_heads(tiny_assets, tmp_path, capsys):
     assert (tmp_path / "out" / "results.png").stat().st_size > 5000
     for wrong, message in (
         (["--shares", "2"], "between 0 and 1"),
+        (["--shares", "0.1,x"], "--shares takes numbers between 0 and 1 with commas, got '0.1,x'"),
         (["--corpora", "speech"], "Did you mean 'speeches'?"),
     ):
         assert prune_heads.main([*arguments, *wrong]) == 2
