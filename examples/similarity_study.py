@@ -91,7 +91,7 @@ def speed(model: Any, tokenizer: Any, found: ProbeRun, batches: int) -> dict[str
 
     The plain pass is given token ids; the probe reads the text itself, finds sentences, runs the model, and counts.
     """
-    config, texts = found.config, found.corpus.texts
+    config, texts, documents = found.config, found.corpus.texts, found.corpus.documents
     options = {name: getattr(config, name) for name in ("truncation", "max_length", "language", "boundaries")}
     names = ("layers", "heads", "percents", "sample", "controls", "separators", "bootstrap", "seed")
     settings = {name: getattr(config, name) for name in names}
@@ -102,14 +102,15 @@ def speed(model: Any, tokenizer: Any, found: ProbeRun, batches: int) -> dict[str
     spent = {name: {"wall": 0.0, "processor": 0.0} for name in ("plain", "probe")}
     reader, device, tokens = model.base_model, next(model.parameters()).device, 0
     for number in (-1, *range(batches)):  # the first is not counted
-        chosen = texts[starts[max(number, 0)] :][:size]
+        its = slice(starts[max(number, 0)], starts[max(number, 0)] + size)
+        chosen = texts[its]
         known = annotate(chosen, tokenizer, **options)
         given = {name: getattr(known, name).to(device) for name in ("input_ids", "attention_mask")}
         with torch.no_grad(), clock(spent["plain"], number >= 0):
             reader(**given)
         used = first if number < 0 else probe
         with used, clock(spent["probe"], number >= 0):
-            used.feed(chosen, size, **options)
+            used.feed(chosen, size, documents=documents[its], **options)
         tokens += int(known.attention_mask.sum()) * (number >= 0)
     return {
         "batches": batches,
@@ -201,7 +202,7 @@ def run(options: argparse.Namespace) -> int:
         timed,
         size,
         command(options),
-        {name: getattr(runs["trained"].corpus, name) for name in ("documents", "drawn_from", "left")},
+        {name: getattr(runs["trained"].corpus, name) for name in ("document_count", "drawn_from", "left")},
         versions(),
     )
     text = paging.markdown(study)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from similarity_study_verdicts import FEW, NO_INTERVAL, judge, qualified
+from similarity_study_verdicts import MOST, Place, contrast, judge
 
 from hf_attn_ext.probe import ProbeStatistics, Statistic
 from hf_attn_ext.probe.findings import Level, level_of, percentage
@@ -59,22 +59,10 @@ def statistic(table: ProbeStatistics | None, name: str, measure: str = "dot") ->
     return None
 
 
-def overlaps(table: ProbeStatistics) -> np.ndarray:
-    """(L, H): how much of the high pairs' distances is like those of all pairs, one less the total variation."""
-    shares, chance = np.array(table.distances["values"])[0], np.array(table.distances["chance"])[0]
-    return 1 - 0.5 * np.abs(shares - chance).sum(-1)
-
-
 def best(one: Statistic) -> tuple[int, int]:
     """The head that is farthest above pairs at the same distances, by the lower bound of its interval."""
     low = one.excess_matched_interval[..., 0]
     return tuple(int(at) for at in np.unravel_index(np.nan_to_num(low, nan=-np.inf).argmax(), low.shape))
-
-
-def bare(value: float) -> Level:
-    """A number without interval and chance."""
-    nothing = (math.nan, math.nan)
-    return Level(value, nothing, math.nan, math.nan, nothing, nothing)
 
 
 def rows(tables: Mapping[str, ProbeStatistics]) -> list[Row]:
@@ -96,17 +84,6 @@ def rows(tables: Mapping[str, ProbeStatistics]) -> list[Row]:
     return found
 
 
-def _others(
-    tables: Mapping[str, ProbeStatistics], name: str, layer: int, head: int | None = None
-) -> list[Level | None]:
-    """The level of either control at the same place, and of the model on their texts."""
-    found = []
-    for which in ("untrained", "shuffled", "reference"):
-        one = statistic(tables.get(which), name)
-        found.append(None if one is None else level_of(one, layer, head))
-    return found
-
-
 def _row(
     key: str,
     source: str,
@@ -122,17 +99,29 @@ def _row(
     chance: bool = True,
 ) -> Row:
     """A finding about one head, or the mean over a layer's; ``chosen`` heads are compared with the control's best."""
-    level = level_of(one, layer, head)
-    untrained, shuffled, reference = _others(tables, one.name, layer, head)
-    if chosen and untrained is not None:
-        other = statistic(tables["untrained"], one.name)
-        untrained = level_of(other, *best(other))
+    level, places = level_of(one, layer, head), {}
+    for which in ("untrained", "shuffled", "reference"):
+        other = statistic(tables.get(which), one.name)
+        if other is not None:
+            at = best(other) if chosen and which == "untrained" else (layer, head)
+            places[which] = Place(other, *at)
+    beside = places.get("reference", Place(one, layer, head))
+    compared = [
+        contrast(places[which], beside, least, sign, chance) if which in places else None
+        for which, least in (("untrained", 1.0), ("shuffled", MOST))
+    ]
     where = f"layer {one.layers[layer]}"
     if one.heads is not None:
         where += f", mean of {len(one.heads)} heads" if head is None else f" head {one.heads[head]}"
     show = tokens if one.name == "distance" else percentage
-    verdict = judge(holds(level), level, untrained, shuffled, sign, reference, chance)
-    return Row(key, source, f"{where}, {seen}", level, untrained, shuffled, reference, verdict, rule, show)
+    verdict = judge(holds(level), level, *compared, sign, chance)
+    return Row(key, source, f"{where}, {seen}", level, *_levels(places), verdict, rule, show)
+
+
+def _levels(places: Mapping[str, Place]) -> list[Level | None]:
+    """Of either control, and of the model on their texts."""
+    order = ("untrained", "shuffled", "reference")
+    return [places[which].level if which in places else None for which in order]
 
 
 def _distances(tables: Mapping[str, ProbeStatistics]) -> list[Row]:
@@ -152,25 +141,21 @@ def _distances(tables: Mapping[str, ProbeStatistics]) -> list[Row]:
         "distances themselves are compared with the controls'",
         chance=False,
     )
-    shares = {name: overlaps(table).mean(1) for name, table in tables.items()}
-    reference = shares.get("reference", shares["trained"])[0]
-    verdict = "does not agree"
-    if tables["trained"].counts["texts"] < 2:
-        verdict = FEW
-    elif shares["trained"][0] >= max(ALIKE, shares["trained"][middle]):
-        its = ((shares[name][0],) * 2 if name in shares else None for name in ("untrained", "shuffled"))
-        verdict = qualified((reference,) * 2, *its) + NO_INTERVAL
-    alike = Row(
+    overlap = statistic(tables["trained"], "distance_overlap")
+    elsewhere = level_of(overlap, middle)
+    alike = _row(
         "uniform early",
         "... and nearly uniformly",
-        f"layer {one.layers[0]}, overlap with the distances of all pairs (middle layer "
-        f"{percentage(shares['trained'][middle])}, last {percentage(shares['trained'][-1])})",
-        bare(shares["trained"][0]),
-        *(bare(shares[name][0]) if name in shares else None for name in ("untrained", "shuffled", "reference")),
-        verdict,
-        f"the overlap is at least {ALIKE:g}, and no less than the middle layer's; there is no interval of it, so "
-        "numbers alone are compared, also with the controls'",
-        percentage,
+        f"heads together, overlap with the distances of all pairs (middle layer {percentage(elsewhere.value)}, last "
+        f"{percentage(overlap.values[-1])})",
+        overlap,
+        tables,
+        0,
+        None,
+        lambda level: level.interval[0] > max(ALIKE, elsewhere.interval[1]),
+        f"the overlap is above {ALIKE:g} by its interval, and above the middle layer's, intervals apart; chance is "
+        "what the claim says, so the overlaps themselves are compared with the controls'",
+        chance=False,
     )
     near = _row(
         "near in the middle",
@@ -236,7 +221,8 @@ def _separators(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[R
     ]
     special = statistic(tables["trained"], "special_focus")
     if special is not None:
-        others = _others(tables, "special_focus", last)
+        there = {which: statistic(tables.get(which), "special_focus") for which in tables}
+        others = _levels({which: Place(each, last) for which, each in there.items() if each is not None})
         found.append(
             Row(
                 "special tokens",

@@ -32,7 +32,7 @@ class Study:
         speed: of ``similarity_study.speed``.
         report_bytes: the report's size.
         command: that makes it.
-        counts: ``documents`` that the texts come from, how many texts they were ``drawn_from``, and the tokens
+        counts: the ``document_count`` of the texts, how many texts they were ``drawn_from``, and the tokens
             ``left`` at documents' ends.
         versions: of libraries.
     """
@@ -55,7 +55,7 @@ def markdown(study: Study) -> str:
 def _head(study: Study) -> list[str]:
     trained = study.tables["trained"]
     settings, counts = trained.settings, trained.counts
-    drawn, documents, left = (study.counts[name] for name in ("drawn_from", "documents", "left"))
+    drawn, documents, left = (study.counts[name] for name in ("drawn_from", "document_count", "left"))
     lines = [
         f"## {study.source.title}, {len(settings['layers'])} layers of {len(settings['heads'])} heads",
         "",
@@ -81,8 +81,8 @@ def _head(study: Study) -> list[str]:
     notes = gaps(trained)
     if documents < counts["texts"]:
         notes.append(
-            f"Intervals resample texts as if each were drawn alone. The texts come from {documents:,} documents, and "
-            "texts of one document are alike: as intervals for other documents these are too narrow."
+            f"The texts come from {documents:,} documents, and texts of one document are alike: the bootstrap of the "
+            "intervals draws documents."
         )
     layers, heads = settings["layers"], settings["heads"]
     if not finding.has_named_head(layers, heads):
@@ -104,8 +104,8 @@ _RULES = (
     "where the number is above both chance levels, as far as there are such, by the intervals of the differences. Then "
     "controls are compared with the trained model on the same texts, by how much each exceeds its own chance level (at "
     f"the same distances where there is one): *a model that learnt nothing gives as much*, or with shuffled tokens "
-    f"{MOST:g} of it is left and *no language is needed*, where that holds by an interval made of both "
-    "intervals, which is wider than need be; *cannot be told* where that interval holds both answers. Other rules:",
+    f"{MOST:g} of it is left and *no language is needed*, where that holds by the interval of the difference, of which "
+    "both sides draw the same documents; *cannot be told* where that interval holds both answers. Other rules:",
     "",
 )
 
@@ -157,6 +157,7 @@ def _by_layer(table: ProbeStatistics) -> dict[str, list[str]]:
     """Columns of the table layer by layer."""
     columns = {}
     for name, title in {
+        "distance_overlap": "overlap with all distances",
         "distance": "mean distance",
         "within_sentence": "one sentence",
         "repeated_tokens": "one token id",
@@ -181,8 +182,7 @@ def _by_layer(table: ProbeStatistics) -> dict[str, list[str]]:
         if one is not None:
             levels = [finding.level_of(one, layer) for layer in range(len(one.layers))]
             columns[title] = [f"{percentage(level.value)} ({percentage(level.matched)})" for level in levels]
-    shares = finding.overlaps(table).mean(1)
-    return {"overlap with all distances": [percentage(share) for share in shares], **columns}
+    return columns
 
 
 def _cost(study: Study) -> list[str]:

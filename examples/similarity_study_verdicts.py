@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
-from hf_attn_ext.probe.findings import Level
+import numpy as np
+
+from hf_attn_ext.probe import Statistic
+from hf_attn_ext.probe.findings import Level, level_of
+from hf_attn_ext.probe.sums import interval
 
 MOST = 0.9  # of the trained model's excess over chance: "also where tokens are shuffled"
 UNLEARNT = "agrees, but a model that learnt nothing gives as much"
 MIXED = "agrees, also where tokens are shuffled: no language is needed"
 NEAR = "does not agree: pairs at the same distances have as much"
 UNTOLD = "agrees; cannot be told whether "
-NO_INTERVAL = " (by numbers alone, without an interval)"
 FEW = "too few texts to tell"
 
 
 def judge(
     holds: bool,
     level: Level,
-    untrained: Level | None = None,
-    shuffled: Level | None = None,
+    untrained: tuple[float, float] | None = None,
+    shuffled: tuple[float, float] | None = None,
     sign: int = 1,
-    reference: Level | None = None,
     chance: bool = True,
 ) -> str:
     """Whether the claim holds, and if so whether nearness, no learning at all, or no language has as much.
@@ -29,10 +32,9 @@ def judge(
     Args:
         holds: what the claim needs beside being on its side of both chance levels by their intervals.
         level: of the model.
-        untrained, shuffled: of the controls.
+        untrained, shuffled: :func:`contrast` with the controls, least 1 and :data:`MOST`; None where there is none.
         sign: -1 where less than chance is claimed.
-        reference: of the model on the controls' texts; None is ``level``.
-        chance: whether the claim is about chance; otherwise the numbers themselves are compared with the controls'.
+        chance: whether the claim is about chance.
     """
     if math.isnan(level.interval[0]):
         return FEW
@@ -42,33 +44,63 @@ def judge(
     if chance and matched and sign * level.excess_matched[0 if beyond else 1] <= 0:
         return NEAR
 
-    def excess(its: Level) -> tuple[float, float]:
-        bounds = its.interval if not chance else its.excess_matched if matched else its.excess
-        return bounds if beyond else (-bounds[1], -bounds[0])
-
-    return qualified(
-        excess(level if reference is None else reference),
-        *(None if its is None else excess(its) for its in (untrained, shuffled)),
-    )
+    return qualified(untrained, shuffled)
 
 
-def qualified(
-    reference: tuple[float, float], untrained: tuple[float, float] | None, shuffled: tuple[float, float] | None
-) -> str:
-    """What a claim that holds comes to beside the controls, from 95% intervals on the same texts.
+def contrast(control: Place, reference: Place, least: float, sign: int = 1, chance: bool = True) -> tuple[float, float]:
+    """A control's number less ``least`` of the model's on the same texts, times ``sign``: its 95% interval.
 
-    The interval of a control's number less ``MOST`` of the model's goes from its low less the other's high to its high
-    less the other's low: at least 95%, however the two hang together.
+    Numbers are what exceeds their own chance level, at the same distances where there is one; with ``chance`` False
+    they are taken themselves. Both sides have drawn the same documents in each replicate of the bootstrap, so what
+    documents have in common drops out. NaN where either side has no interval of its own.
     """
+    if any(math.isnan(place.level.interval[0]) for place in (control, reference)):
+        return math.nan, math.nan
+    (value, draws), (its, its_draws) = control.excess(chance), reference.excess(chance)
+    low, high = interval(sign * (draws - least * its_draws), np.array(sign * (value - least * its)))
+    return float(low), float(high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One head of a statistic, or the mean over a layer's (head None), by their places on its axes."""
+
+    statistic: Statistic
+    layer: int
+    head: int | None = None
+
+    @property
+    def level(self) -> Level:
+        return level_of(self.statistic, self.layer, self.head)
+
+    def excess(self, chance: bool) -> tuple[float, np.ndarray]:
+        """The number, and what it is in each replicate (R,); ``chance``: less its level."""
+        level = self.level
+        values, by_count, matched = (self._of(each) for each in self.statistic.replicates)
+        if not chance:
+            return level.value, values
+        if math.isnan(level.matched):
+            return level.value - level.chance, values - by_count
+        return level.value - level.matched, values - matched
+
+    def _of(self, replicates: np.ndarray) -> np.ndarray:
+        its = replicates[:, self.layer]
+        if its.ndim == 1:
+            return its
+        return its.mean(1) if self.head is None else its[:, self.head]
+
+
+def qualified(untrained: tuple[float, float] | None, shuffled: tuple[float, float] | None) -> str:
+    """What a claim that holds comes to beside the controls, by the intervals of :func:`contrast`."""
     open_questions = []
-    for control, least, as_much, question in (
-        (untrained, 1.0, UNLEARNT, "a model that learnt nothing gives as much"),
-        (shuffled, MOST, MIXED, "language is needed"),
+    for found, as_much, question in (
+        (untrained, UNLEARNT, "a model that learnt nothing gives as much"),
+        (shuffled, MIXED, "language is needed"),
     ):
-        if control is None:
+        if found is None:
             continue
-        if control[0] - least * reference[1] >= 0:
+        if found[0] >= 0:
             return "; cannot be told whether ".join([as_much, *open_questions])
-        if not control[1] - least * reference[0] < 0:  # also where there is no interval
+        if not found[1] < 0:  # also where there is no interval
             open_questions.append(question)
     return UNTOLD + ", nor whether ".join(open_questions) if open_questions else "agrees"

@@ -25,6 +25,7 @@ class Annotation:
         attention_mask: int64 (B, N), 1 = real token.
         special: bool (B, N), tokens that the tokenizer added.
         sentences, words: int64 (B, N), the sentence's and the word's number in its text, or -1.
+        documents: the name of each text's document; None where each text is its own.
     """
 
     input_ids: Tensor
@@ -32,6 +33,7 @@ class Annotation:
     special: np.ndarray
     sentences: np.ndarray
     words: np.ndarray
+    documents: Sequence[str] | None = None
 
 
 def sentence_starts(text: str, language: str = "en") -> list[int]:

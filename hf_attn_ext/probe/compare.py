@@ -22,7 +22,7 @@ from .feeding import annotated_batches, read
 from .measures import in_parts
 from .options import check_tokenizer, percents_of, special_ids, whole
 from .similarity import TIE, pair_values, select_high
-from .sums import Sums, interval, ratio
+from .sums import Sums, drawn_as_one, interval, ratio
 from .texts import Text, make_text
 
 
@@ -36,6 +36,7 @@ def compare(
     batch_size: int = 8,
     truncation: bool = False,
     max_length: int | None = None,
+    documents: Iterable[str] | None = None,
     bootstrap: int = 64,
     seed: int = 0,
 ) -> HeadComparison:
@@ -55,7 +56,9 @@ def compare(
         batch_size: texts a pass.
         truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
         max_length: the longest text in tokens, special ones included; None is what the models take.
-        bootstrap: replicates of the bootstrap over texts.
+        documents: the name of each text's document, which the bootstrap then draws; see
+            :meth:`.ContextSimilarityProbe.feed`.
+        bootstrap: replicates of the bootstrap over texts, or over the documents that they are of.
         seed: of the bootstrap, and of how ties are broken.
 
     Raises:
@@ -77,7 +80,8 @@ def compare(
     counts = dict.fromkeys(("texts", "skipped", "tokens", "pairs"), 0)
     special = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
     both = [teacher, converted]
-    batches = annotated_batches(both, tokenizer, texts, batch_size, truncation=truncation, max_length=max_length)
+    how = {"truncation": truncation, "max_length": max_length, "documents": documents}
+    batches = annotated_batches(both, tokenizer, texts, batch_size, **how)
     with evaluating(*both):
         for annotation in batches:
             outputs = [
@@ -93,6 +97,7 @@ def compare(
                     theirs = (_heads_of(side[index], text) for side in outputs)
                     sums.add(str(index), weights, _compared(*theirs, text)[None])
                 sums.add("pairs", weights, np.array([[high, high**2 / pairs]]))
+                sums.add("texts", weights, np.ones((1, 1)))
                 for name, number in (("texts", 1), ("tokens", text.length), ("pairs", pairs)):
                     counts[name] += number
     if not counts["texts"]:
@@ -150,7 +155,9 @@ def _text_of(annotation: Annotation, special: np.ndarray, row: int, options: _Op
     if len(places) < 2:
         return None
     apart = np.flatnonzero(mask & hidden)
-    return make_text(row, ids[places], places, apart, None, None, options.percents, options.replicates, 1, options.seed)
+    document = None if annotation.documents is None else annotation.documents[row]
+    drawn = options.percents, options.replicates, 1, options.seed, document
+    return make_text(row, ids[places], places, apart, None, None, *drawn)
 
 
 def _outputs(model: nn.Module, annotation: Annotation, layers: list[Layer]) -> dict[int, Tensor]:
@@ -228,9 +235,11 @@ def _summed(
     best_other = others[0].argmax(1)
     margin = overlap - others.max(2) if heads > 1 else np.full(overlap.shape, np.nan)
 
+    alone = drawn_as_one(sums["texts"][:, 0])
+
     def bounds(values: np.ndarray) -> np.ndarray:
         each = interval(values[1:], values[0])
-        return each if counts["texts"] > 1 else np.full(each.shape, np.nan)  # one text says nothing of others
+        return np.full(each.shape, np.nan) if alone else each
 
     return HeadComparison(
         layers=layers,

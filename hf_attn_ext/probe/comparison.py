@@ -28,7 +28,8 @@ VERDICTS = {
 class HeadComparison:
     """How far every head of a converted model does what the teacher's head did; see :func:`.compare.compare`.
 
-    Every ``..._interval`` has a last axis of 2: 95% bounds by a bootstrap over texts, NaN where there was one text.
+    Every ``..._interval`` has a last axis of 2: 95% bounds by a bootstrap over texts, NaN where all were drawn
+    together.
 
     Attributes:
         layers, heads: the numbers of the axes, L and H.

@@ -52,7 +52,7 @@ class ProbeConfig:
         sample: the share of texts that the controls and the attention map are taken on.
         controls: other similarities on the sample, of ``"cosine"`` and ``"attention"`` (``A A^T``).
         separators: tokens whose attention is the separator focus.
-        bootstrap: replicates of the bootstrap over texts.
+        bootstrap: replicates of the bootstrap over documents, each an entry of a file.
         seed: of the draw of texts, the bootstrap, the null model and the sample.
         save_every: texts between two saved states, for resuming.
         browse: texts in the report's head browser.

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy as np
 from ..errors import AttnExtError, suggest
 from .cutting import Cut, by_tokens, whole_texts
 
-_PART = re.compile(r", part \d+$")
 FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 
 
@@ -28,6 +26,7 @@ class Corpus:
     Attributes:
         texts: no blank ones.
         places: where each comes from, such as ``"speeches.jsonl, line 3"``.
+        documents: a hash of what each was cut from, or of itself.
         files: the files, as they were named.
         blank: how many blank texts were left out, and of those that are cut to tokens, how many too short ones.
         drawn_from: how many there were before ``limit``.
@@ -36,6 +35,7 @@ class Corpus:
 
     texts: list[str]
     places: list[str]
+    documents: list[str]
     files: list[str]
     blank: int
     drawn_from: int
@@ -45,15 +45,15 @@ class Corpus:
         return len(self.texts)
 
     @property
-    def documents(self) -> int:
-        """How many documents the texts come from."""
-        return len({_PART.sub("", place) for place in self.places})
+    def document_count(self) -> int:
+        """How many different documents the texts come from."""
+        return len(set(self.documents))
 
     def digest(self) -> str:
-        """A hash of all texts, in order."""
+        """A hash of all texts and their documents, in order."""
         digest = hashlib.blake2b(digest_size=16)
-        for text in self.texts:
-            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        for text, document in zip(self.texts, self.documents, strict=True):
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0" + document.encode() + b"\0")
         return digest.hexdigest()
 
 
@@ -71,7 +71,7 @@ def read_corpus(
     Raises:
         AttnExtError: a file that is missing, empty, of another format or damaged, named with the line.
     """
-    texts, places, blank, left = [], [], 0, 0
+    texts, places, documents, blank, left = [], [], [], 0, 0
     for name in files:
         before, solid = len(texts), False
         for place, text in _read(Path(name), column):
@@ -82,6 +82,7 @@ def read_corpus(
             left += rest
             blank += not pieces
             solid |= bool(text.strip())
+            documents += [_digest(text)] * len(pieces)
             for number, piece in enumerate(pieces):
                 texts.append(piece)
                 places.append(f"{name}, {place}" + (f", part {number + 1}" if len(pieces) > 1 else ""))
@@ -91,8 +92,12 @@ def read_corpus(
     total = len(texts)
     if limit is not None and limit < total:
         kept = np.sort(np.random.default_rng([seed, 2]).permutation(total)[:limit])
-        texts, places = [texts[at] for at in kept], [places[at] for at in kept]
-    return Corpus(texts, places, list(files), blank, total, left)
+        texts, places, documents = ([each[at] for at in kept] for each in (texts, places, documents))
+    return Corpus(texts, places, documents, list(files), blank, total, left)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _read(path: Path, column: str) -> Iterator[tuple[str, Any]]:

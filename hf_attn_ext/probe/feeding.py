@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ def annotated_batches(
     language: str = "en",
     boundaries: Sequence[str] | None = None,
     pad_to: int | None = None,
+    documents: Iterable[str] | None = None,
     layers: Sequence[Layer] = (),
 ) -> Iterator[Annotation]:
     """Batches of texts, as :func:`.annotate` makes them, that every one of ``models`` can read.
@@ -36,20 +38,22 @@ def annotated_batches(
         texts: any iterable of strings, read as it goes.
         truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
         max_length: the longest text in tokens, special ones included; None is what the models take.
-        boundaries, pad_to: as :meth:`.ContextSimilarityProbe.feed` takes them.
+        boundaries, pad_to, documents: as :meth:`.ContextSimilarityProbe.feed` takes them.
         layers: that are looked at, where the models' own structure does not say what reads the tokens.
 
     Where heads are read at projections, and the first batch has as many texts as tokens, it is padded by one token, so
     that batch and tokens can be told apart (with ``pad_to``: every batch).
 
     Raises:
-        AttnExtError: at once for a wrong option; on the way for a blank text, one that is too long, a token id that a
-            model does not know, and at the end where there was no text.
+        AttnExtError: at once for a wrong option; on the way for a blank text, one that is too long or has no document,
+            a token id that a model does not know, and at the end where there was no text.
     """
     if isinstance(texts, (str, bytes)):
         raise AttnExtError("texts must be a list of strings, got one string; put it in a list")
     if not isinstance(texts, Iterable):
         raise AttnExtError(f"texts must be a list of strings, got {short(texts)}")
+    if isinstance(documents, (str, bytes)) or not (documents is None or isinstance(documents, Iterable)):
+        raise AttnExtError(f"documents must be a list of names, one a text, got {short(documents)}")
     batch_size = whole(batch_size, 1, "batch_size")
     max_length = None if max_length is None else whole(max_length, 1, "max_length")
     check_language(language)
@@ -63,19 +67,22 @@ def annotated_batches(
     options |= {"boundaries": boundaries, "pad_to": pad_to}
     # as long as the longest text may be, whatever max_length says
     room = (most or 2**63) if any(layer.projection for layer in layers) else None
-    return _batches([token_reader(model, layers) for model in models], tokenizer, texts, batch_size, options, room)
+    readers = [token_reader(model, layers) for model in models]
+    return _batches(readers, tokenizer, texts, documents, batch_size, options, room)
 
 
 def _batches(
     readers: list[nn.Module],
     tokenizer: Any,
     texts: Iterable[str],
+    documents: Iterable[str] | None,
     batch_size: int,
     options: dict[str, Any],
     room: int | None,
 ) -> Iterator[Annotation]:
     """``room``: how many tokens the models take, where batch and tokens must be told apart."""
     count, source = 0, iter(texts)
+    names = None if documents is None else iter(documents)
     while batch := list(itertools.islice(source, batch_size)):
         annotation = annotate(batch, tokenizer, first=count, **options)
         texts_there, length = annotation.input_ids.shape
@@ -85,10 +92,29 @@ def _batches(
             options = options if options["pad_to"] is None else longer
         for reader in readers:
             check_ids(annotation.input_ids, reader)
+        if names is not None:
+            its = list(itertools.islice(names, len(batch)))
+            annotation = dataclasses.replace(annotation, documents=_names(its, len(batch), count))
         yield annotation
         count += len(batch)
     if not count:
         raise AttnExtError("there are no texts to feed; the list is empty")
+    if names is not None and next(names, None) is not None:
+        raise AttnExtError(f"there are more documents than texts, {count}; name each text's document once")
+
+
+def _names(names: list[Any], texts: int, first: int) -> list[str]:
+    """The names of a batch's documents.
+
+    Raises:
+        AttnExtError: there are too few, or one is no string; ``first`` is the number of the first text.
+    """
+    if len(names) < texts:
+        raise AttnExtError(f"text {first + len(names)} has no document; name each text's document once")
+    for number, name in enumerate(names, first):
+        if not isinstance(name, str):
+            raise AttnExtError(f"the document of text {number} must be a name, got {short(name)}")
+    return names
 
 
 @torch.no_grad()

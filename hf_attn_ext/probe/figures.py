@@ -26,6 +26,7 @@ _TITLES = {
     "signal": "signal: one sentence or one token",
     "noise": "noise: neither",
     "distance": "distance in tokens",
+    "distance_overlap": "overlap with the distances of all pairs",
     "top_token": "share of the most common token",
     "unique_tokens": "distinct most common tokens",
     "separator_focus": "attention on separators",

@@ -24,6 +24,7 @@ VERDICTS = {
     "hidden": "no more than by count, yet more than pairs at the same distances have",
     "shorter": "shorter than by chance",
     "longer": "longer than by chance",
+    "uneven": "less uniform than by chance",
     "none": "no different from chance",
     "below": "below chance",
     "unknown": "no interval: too few texts",
@@ -125,6 +126,7 @@ def findings(statistics: ProbeStatistics) -> list[Finding]:
     found = []
     for name, measure, make in (
         ("distance", "dot", _distances),
+        ("distance_overlap", "dot", _uniform),
         ("within_sentence", "dot", _within),
         ("within_sentence", "dot", _within_best),
         ("repeated_tokens", "dot", _repeated),
@@ -167,7 +169,7 @@ def gaps(statistics: ProbeStatistics) -> list[str]:
 def _distances(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
     depth = len(one.layers)
     claims = {
-        0: "early layers compare over long ranges, nearly uniformly",
+        0: "early layers compare over long ranges",
         depth // 2: "middle layers compare over short ranges",
         depth - 1: "(the last layer's distances, to compare)",
     }
@@ -178,6 +180,11 @@ def _distances(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
     if found[0].layer == found[-1].layer:
         return found[:1]
     return found
+
+
+def _uniform(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
+    text = f"layer {one.layers[0]}: the distances of its high pairs overlap by {{value}} with those of all pairs"
+    return [_finding("distance_overlap", "early layers compare nearly uniformly", text, one, 0, None)]
 
 
 def _within(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
@@ -295,6 +302,8 @@ def _finding(
     verdict = level.verdict
     if one.name == "distance":
         verdict = {"below": "shorter", "above": "longer"}.get(verdict, verdict)
+    elif one.name == "distance_overlap":
+        verdict = {"below": "uneven"}.get(verdict, verdict)
     return Finding(key, claim, _capital(text) + ".", verdict, one.name, one.layers[layer], named_head, level, one.texts)
 
 

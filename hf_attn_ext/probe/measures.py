@@ -65,10 +65,11 @@ def pair_sums(chosen: np.ndarray, text: Text) -> tuple[np.ndarray, np.ndarray, n
     return sums, unique, _counted(distance_bins(distance), len(DISTANCE_BINS), text.counts).swapaxes(0, 1)
 
 
-def chance_sums(text: Text) -> tuple[np.ndarray, np.ndarray]:
-    """What randomly drawn pairs of the text would give: (P, 6) in the order of :data:`CHANCE_SUMS`, and (P, bins).
+def chance_sums(text: Text) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What randomly drawn pairs of the text would give: (P, 6) in the order of :data:`CHANCE_SUMS`, (P, bins) twice.
 
-    Participation has no simple expectation, so as many heads as there are draw their pairs at random, once a text.
+    Of these the first holds what is expected of as many pairs as are high. Participation has no simple expectation, so
+    as many heads as there are draw their pairs at random, once a text; the second holds the pairs of these together.
     """
     first, second, _ = text.pairs
     gaps = np.arange(1, text.length)
@@ -80,7 +81,8 @@ def chance_sums(text: Text) -> tuple[np.ndarray, np.ndarray]:
     top, sums[:, 5] = _participation(first[text.draws], second[text.draws], text)
     sums[:, 4] = top.mean(0)
     by_bin = np.bincount(distance_bins(gaps), weights=at, minlength=len(DISTANCE_BINS)) / len(first)
-    return sums, counts[:, None] * by_bin
+    drawn = distance_bins((second - first)[text.draws].astype(np.int64))
+    return sums, counts[:, None] * by_bin, _counted(drawn, len(DISTANCE_BINS), text.counts).sum(1)
 
 
 @functools.lru_cache(maxsize=16)

@@ -15,6 +15,7 @@ def notes(
     layers: Sequence[Layer],
     part: bool,
     left_out: tuple[int, int],
+    draws: float,
 ) -> list[str]:
     """Sentences for :attr:`.results.ProbeStatistics.notes`.
 
@@ -24,6 +25,7 @@ def notes(
         layers: that were looked at.
         part: whether the model has more.
         left_out: how many rows of attention maps could not be normalised again, and how many there are.
+        draws: how many equal documents these would be, from :func:`.sums.equal_draws`.
     """
     found = []
     if not counts["sentences"]:
@@ -56,6 +58,11 @@ def notes(
         )
     if counts["texts"] < 20:
         found.append(f"Intervals from {counts['texts']} texts are too narrow; 20 are the least to rely on.")
+    elif settings["resampled"] == "documents" and draws < 20:
+        found.append(
+            f"The texts are parts of documents that count as about {draws:.0f} equal ones: intervals from so few are "
+            "too narrow; 20 are the least to rely on."
+        )
     if counts["skipped"]:
         found.append(f"{counts['skipped']} texts of fewer than two tokens have no pairs and were left out.")
     return found

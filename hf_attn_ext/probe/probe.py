@@ -39,7 +39,7 @@ from .results import ProbeStatistics
 from .similarity import similarity_matrices
 from .stream import Settings, Stream, fed
 from .summarise import attention_statistics, pair_statistics, rows_left_out
-from .sums import ratio
+from .sums import equal_draws, ratio
 from .texts import DISTANCE_BINS
 
 
@@ -61,7 +61,7 @@ class ContextSimilarityProbe:
         sample: the share of texts that the controls and the attention map are taken on, chosen by a hash of the text.
         controls: ``"cosine"``: of the outputs; ``"attention"``: ``A A^T``.
         separators: tokens whose attention is the separator focus.
-        bootstrap: replicates of the bootstrap over texts.
+        bootstrap: replicates of the bootstrap over texts, or over the documents that they are of.
         seed: of the bootstrap, the null model and the sample.
         projections: of a model outside the attention interface, transformers' or your own: patterns of the names of
             its layers' output projections, such as ``"*.attention.output.dense"``. Heads are then what a projection is
@@ -161,6 +161,7 @@ class ContextSimilarityProbe:
         boundaries: Sequence[str] | None = None,
         shuffle_tokens: bool = False,
         pad_to: int | None = None,
+        documents: Iterable[str] | None = None,
     ) -> int:
         """Run texts through the model, in evaluation mode, with the words and sentences of their tokens known.
 
@@ -179,13 +180,16 @@ class ContextSimilarityProbe:
             pad_to: the least length of a batch in tokens. The same for all batches, products have one shape, and
                 float32 is rounded alike in batches of any size, as far as the machine's library does so; otherwise a
                 pair may change places with one that is equal but for the last bits.
+            documents: the name of each text's document, where several texts are parts of one. The bootstrap then draws
+                documents: parts of one are alike, and intervals as if each were drawn alone would be too narrow.
 
         Returns:
             How many texts were fed.
 
         Raises:
             AttnExtError: outside the block, no tokenizer, no texts, a blank text or one that is too long, no code of a
-                language, or ``shuffle_tokens`` or ``boundaries`` other than of texts fed before.
+                language, another number of documents, or ``shuffle_tokens``, ``boundaries`` or whether there are
+                ``documents`` other than of texts fed before.
         """
         if self._open is None:
             raise AttnExtError("feed works inside the block only: with ContextSimilarityProbe(...) as probe")
@@ -201,10 +205,12 @@ class ContextSimilarityProbe:
             language=language,
             boundaries=boundaries,
             pad_to=pad_to,
+            documents=documents,
             layers=self.layers,
         )
         segments = "sentences" if boundaries is None else tuple(boundaries)
-        self._stream.feeding(shuffle_tokens=bool(shuffle_tokens), segments=segments)
+        resampled = "texts" if documents is None else "documents"
+        self._stream.feeding(shuffle_tokens=bool(shuffle_tokens), segments=segments, resampled=resampled)
         count = 0
         try:
             with evaluating(self.model):
@@ -262,8 +268,9 @@ class ContextSimilarityProbe:
                 found += pair_statistics(stream.sums, measure, "sample", layers, heads, percents)
             found += attention_statistics(stream.sums, layers, heads, percents)
             distances = np.stack([stream.plain[f"dot/distances/{layer}"][0] for layer in layers], 1)
-            by_chance = stream.plain["all/distances"][0]
+            by_chance = stream.sums["all/spread"][0, 0]
             left_out = rows_left_out(stream.sums, layers)
+            draws = equal_draws(stream.sums["all/below"][:, 0, 2])
         return ProbeStatistics(
             found,
             {
@@ -274,7 +281,7 @@ class ContextSimilarityProbe:
             },
             counts,
             settings,
-            notes(counts, settings, self.tokenizer is not None, self.layers, self._part, left_out),
+            notes(counts, settings, self.tokenizer is not None, self.layers, self._part, left_out, draws),
         )
 
     def report(self, path: str | os.PathLike, texts: Sequence[str] = (), **options: Any) -> Path:

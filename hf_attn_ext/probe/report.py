@@ -109,6 +109,7 @@ def _render(
         title=title or "Context similarity of attention heads",
         percent=f"{settings['percents'][0]:g}",
         percents=", ".join(f"{percent:g}%" for percent in settings["percents"]),
+        resampled=settings.get("resampled") or "texts",
         layers=len(settings["layers"]),
         heads=len(settings["heads"]),
         findings=findings(statistics),

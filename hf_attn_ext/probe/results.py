@@ -24,6 +24,8 @@ DESCRIPTIONS = {
     "signal": "share of high pairs inside one sentence or with the same token id",
     "noise": "share of high pairs that are neither",
     "distance": "mean distance of high pairs, in tokens",
+    # one less the total variation between the two; chance is of as many pairs drawn at random, so just below 1
+    "distance_overlap": "overlap of the distances of a layer's high pairs, heads together, with those of all pairs",
     # chance draws pairs at random; vectors without any relation exceed it where some are long: see the cosine control
     "top_token": "share of high pairs' ends that the most common token takes",
     "unique_tokens": "distinct most common tokens of a layer's heads, over the heads",
@@ -43,12 +45,15 @@ class Statistic:
         percent: which pairs are high; None for statistics of the attention map.
         layers, heads: the numbers of the axes; heads is None for a statistic of a whole layer.
         values: (L, H), or (L,).
-        interval: (L, H, 2), 95% by a bootstrap over texts; NaN where it rests on one text.
+        interval: (L, H, 2), 95% by a bootstrap over texts, or over the documents that they are of; NaN where there is
+            one.
         chance: (L, H), for pairs drawn by count; NaN where there is no such level.
         chance_matched: (L, H), for pairs drawn at the same distances.
         excess_interval: (L, H, 2), 95% interval of ``values - chance``, texts paired.
         excess_matched_interval: the same of ``values - chance_matched``.
         texts: how many texts it rests on.
+        replicates: (3, R, L, H), what values, chance and chance_matched are in each replicate of the bootstrap; two
+            probes of one seed have drawn the same texts or documents in each. None where it was read from a file.
     """
 
     name: str
@@ -63,6 +68,7 @@ class Statistic:
     excess_interval: np.ndarray
     excess_matched_interval: np.ndarray
     texts: int
+    replicates: np.ndarray | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def description(self) -> str:
@@ -124,7 +130,11 @@ class ProbeStatistics:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, **plain(dataclasses.asdict(self))}
+        entries = [dataclasses.replace(each, replicates=None) for each in self.statistics]
+        state = dataclasses.asdict(dataclasses.replace(self, statistics=entries))
+        for each in state["statistics"]:
+            del each["replicates"]
+        return {"format": FORMAT, **plain(state)}
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The JSON text; written to ``path``, beside and then renamed, where one is given."""

@@ -101,7 +101,7 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
     folder = RunFolder(config.out, state.process_index, state.num_processes)
     identity = _identity(model, tokenizer, config, corpus, state.num_processes)
     _claim(folder, identity, state)
-    mine = corpus.texts[state.process_index :: state.num_processes]
+    mine, documents = (each[state.process_index :: state.num_processes] for each in (corpus.texts, corpus.documents))
     saved, done = folder.load()
     if saved is not None:
         probe.merge(saved)
@@ -113,7 +113,8 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
     with Progress("probe", len(mine), done, shown) as progress, probe:
         for start in range(done, len(mine), step):
             texts = mine[start : start + step]
-            probe.feed(_counted(texts, progress), config.batch_size, **options)
+            its = documents[start : start + step]
+            probe.feed(_counted(texts, progress), config.batch_size, documents=its, **options)
             folder.save(probe.state_dict(), start + len(texts))
     if state.num_processes > 1:
         probe.gather()
@@ -186,6 +187,7 @@ def provenance(run: ProbeRun, model: nn.Module) -> dict[str, Any]:
         "model": f"{config.model} ({type(model).__name__})",
         "files": ", ".join(corpus.files),
         "texts": f"{len(corpus):,}{drawn}{blank}{mixed}",
+        "documents": f"{corpus.document_count:,}, which the bootstrap draws",
         **segments,
         "command": config.command(),
         "longest text": f"{config.max_length or max_tokens(model) or 'any'} tokens"
@@ -231,6 +233,7 @@ def _identity(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: Cor
     return {
         **settings,
         "number of processes": processes,
+        "bootstrap draws": "documents",
         "content of the texts": corpus.digest(),
         "weights of the model": _fingerprint(model),
         "token ids": hashlib.blake2b(json.dumps(first).encode(), digest_size=16).hexdigest(),

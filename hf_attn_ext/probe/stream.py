@@ -31,6 +31,7 @@ class Settings:
         projected: heads are read at output projections.
         shuffle_tokens, segments: of the texts that were fed, None before; segments are ``"sentences"``, or the strings
             that end one.
+        resampled: likewise, what the bootstrap draws: ``"texts"``, or the ``"documents"`` that they are of.
     """
 
     layers: tuple[int, ...]
@@ -44,9 +45,10 @@ class Settings:
     projected: bool = False
     shuffle_tokens: bool | None = None
     segments: str | tuple[str, ...] | None = None
+    resampled: str | None = None
 
 
-_OF_TEXTS = ("shuffle_tokens", "segments")
+_OF_TEXTS = ("shuffle_tokens", "segments", "resampled")
 
 
 @dataclasses.dataclass
@@ -129,6 +131,8 @@ class Stream:
         one.parts.setdefault(f"{group}:{measure}/unique/{layer}", []).append(unique)
         kept = one.parts.setdefault(f"plain:{measure}/distances/{layer}", [np.zeros_like(histogram)])
         kept[0] += histogram
+        if measure == "dot":
+            one.parts.setdefault(f"all:dot/spread/{layer}", []).append(histogram.sum(0))
 
     def _sampled(self, one: _Pass, call: HeadOutputs, text: Text, outputs: torch.Tensor, chosen: np.ndarray) -> None:
         """The controls, and what is read from the attention map."""
@@ -184,6 +188,7 @@ class Stream:
                 self.settings.replicates,
                 len(self.settings.heads),
                 self.settings.seed,
+                None if known is None or known.documents is None else known.documents[row],
             )
             counts["texts"] += 1
             counts["pairs"] += len(text.pairs[0])
@@ -196,7 +201,7 @@ class Stream:
 
     def _levels(self, one: _Pass, text: Text) -> None:
         """What does not depend on the model: the chance levels, and what ratios are taken over."""
-        chance, distances = chance_sums(text)
+        chance, distances, drawn = chance_sums(text)
         has_sentences = float(text.sentences is not None)
         below = np.array([[count, count * has_sentences, 1.0, has_sentences] for count in text.counts])
         chance_with = chance.copy()
@@ -206,7 +211,7 @@ class Stream:
         for group in groups:
             one.parts.setdefault(f"{group}:{group}/chance", []).append(chance_with)
             one.parts.setdefault(f"{group}:{group}/below", []).append(below)
-        one.parts.setdefault("plain:all/distances", []).append(distances)
+        one.parts.setdefault("all:all/spread", []).append(np.stack([distances, drawn]))
         if "sample" in groups:
             known = float(text.separators is not None)
             rows = np.array([text.length, text.length * known, known])
@@ -228,7 +233,7 @@ class Stream:
             AttnExtError: taken under other settings.
         """
         try:
-            theirs = {name: _tuple(value) for name, value in state["settings"].items()}
+            theirs = {name: _tuple(state["settings"][name]) for name in dataclasses.asdict(self.settings)}
             sums, plain = Sums(self.settings.replicates), Sums(0)
             sums.load_state_dict(state["sums"])
             plain.load_state_dict(state["plain"])
@@ -237,7 +242,7 @@ class Stream:
             raise AttnExtError(f"this is no state of a probe: {short(state)} ({short(error)})") from error
         fed_so = {}
         for name, value in dataclasses.asdict(self.settings).items():
-            its = theirs.get(name)
+            its = theirs[name]
             if name in _OF_TEXTS and None in (value, its):  # one of the two was fed nothing
                 fed_so[name] = its if value is None else value
             elif its != value:

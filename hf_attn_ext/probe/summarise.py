@@ -8,7 +8,7 @@ import numpy as np
 
 from .measures import CHANCE_SUMS, FOCUS_SUMS, PAIR_SUMS, REGION_SUMS, UNIQUE_SUMS
 from .results import Statistic
-from .sums import Sums, interval, ratio
+from .sums import Sums, drawn_as_one, interval, ratio
 
 # public name: (sum, whether it needs sentences)
 _PAIR_STATISTICS = {
@@ -32,7 +32,7 @@ def pair_statistics(
     chance, below = sums[f"{group}/chance"], sums[f"{group}/below"]  # (R + 1, P, 6), (R + 1, P, 3)
     found = []
     for level, percent in enumerate(percents):
-        texts = int(round(below[0, level, 2]))
+        texts = below[:, level, 2]
         for name, (key, sentences) in _PAIR_STATISTICS.items():
             over = below[:, level, int(sentences)]
             values = ratio(pairs[:, :, :, level, PAIR_SUMS.index(key)], over[:, None, None])
@@ -43,13 +43,27 @@ def pair_statistics(
                 matched = ratio(pairs[:, :, :, level, PAIR_SUMS.index(f"{key}_matched")], over[:, None, None])
             if name == "noise":
                 values, by_count, matched = 1 - values, 1 - by_count, 1 - matched
-            used = texts if not sentences else int(round(below[0, level, 3]))
+            used = texts if not sentences else below[:, level, 3]
             found.append(_statistic(name, measure, percent, layers, heads, values, by_count, matched, used))
         over = below[:, level, 2][:, None]
         values, matched = (ratio(unique[:, :, level, UNIQUE_SUMS.index(n)], over) for n in UNIQUE_SUMS)
         by_count = np.broadcast_to(ratio(chance[:, level, CHANCE_SUMS.index("unique")][:, None], over), values.shape)
         found.append(_statistic("unique_tokens", measure, percent, layers, None, values, by_count, matched, texts))
+        if f"{measure}/spread/{layers[0]}" in sums:
+            spread = np.stack([sums[f"{measure}/spread/{layer}"][:, level] for layer in layers], 1)  # (R + 1, L, bins)
+            everywhere, drawn = np.moveaxis(sums[f"{group}/spread"][:, :, level], 1, 0)[:, :, None]  # (R + 1, 1, bins)
+            values, by_count = _overlap(spread, everywhere), _overlap(drawn, everywhere)
+            by_count, matched = np.broadcast_to(by_count, values.shape), np.full(values.shape, np.nan)
+            found.append(
+                _statistic("distance_overlap", measure, percent, layers, None, values, by_count, matched, texts)
+            )
     return found
+
+
+def _overlap(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """(...): one less the total variation between two distributions, from counts (..., bins)."""
+    one, other = (ratio(each, each.sum(-1, keepdims=True)) for each in (one, other))
+    return 1 - 0.5 * np.abs(one - other).sum(-1)
 
 
 def attention_statistics(
@@ -62,12 +76,12 @@ def attention_statistics(
     region = np.stack([sums[f"region/{layer}"] for layer in layers], 1)
     rows, below = sums["sample/rows"], sums["sample/below"]
     nothing = np.full(focus.shape[:3], np.nan)
-    texts = int(round(below[0, 0, 2]))
+    texts = below[:, 0, 2]
     counted = focus[..., FOCUS_SUMS.index("rows")] * (rows[:, 1, None, None] > 0)
     separators = [ratio(focus[..., FOCUS_SUMS.index(n)], counted) for n in FOCUS_SUMS[:3]]
     special = ratio(focus[..., FOCUS_SUMS.index("special")], rows[:, 0, None, None])
     found = [
-        _statistic("separator_focus", "dot", None, layers, heads, *separators, int(round(rows[0, 2]))),
+        _statistic("separator_focus", "dot", None, layers, heads, *separators, rows[:, 2]),
         _statistic("special_focus", "dot", None, layers, heads, special, nothing, nothing, texts),
     ]
     for level, percent in enumerate(percents):
@@ -95,13 +109,14 @@ def _statistic(
     values: np.ndarray,
     chance: np.ndarray,
     matched: np.ndarray,
-    texts: int,
+    texts: np.ndarray,
 ) -> Statistic:
-    """One entry from arrays whose first axis is the sum and its replicates."""
+    """One entry from arrays whose first axis is the sum and its replicates; ``texts`` is how many were counted."""
+    alone = drawn_as_one(texts)
 
     def bounds(each: np.ndarray) -> np.ndarray:
         bounds = interval(each[1:], each[0])
-        return bounds if texts > 1 else np.full(bounds.shape, np.nan)  # one text says nothing of others
+        return np.full(bounds.shape, np.nan) if alone else bounds
 
     return Statistic(
         name,
@@ -115,5 +130,6 @@ def _statistic(
         matched[0],
         bounds(values - chance),
         bounds(values - matched),
-        texts,
+        int(round(texts[0])),
+        np.stack([values[1:], np.broadcast_to(chance, values.shape)[1:], matched[1:]]),
     )

@@ -1,4 +1,4 @@
-"""Streamed sums with a Poisson bootstrap over texts: memory that no corpus changes, merged by adding."""
+"""Streamed sums with a Poisson bootstrap over texts or documents: memory that no corpus changes, merged by adding."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..errors import AttnExtError
 class Sums:
     """Named float64 arrays (R + 1, ...): the sum over texts, and R sums with each text's Poisson weights.
 
-    A text's weights come from its tokens and a seed (see :func:`.texts.make_text`), so that the replicates, as the
-    sums, do not depend on batches, order or processes. ``Poisson(1)`` weights are the streamed form of drawing texts
-    with replacement.
+    A text's weights come from its tokens, or its document's name, and a seed (see :func:`.texts.make_text`), so that
+    the replicates, as the sums, do not depend on batches, order or processes. ``Poisson(1)`` weights are the streamed
+    form of drawing texts with replacement; texts of one document are drawn together.
 
     Args:
         replicates: R.
@@ -80,3 +80,18 @@ def interval(replicates: np.ndarray, value: np.ndarray) -> np.ndarray:
     spread = np.where(known, (replicates - centre) ** 2, 0.0).sum(0) / np.maximum(count - 1, 1)
     error = np.where(count > 1, np.sqrt(spread), np.nan)
     return np.stack([value - 1.96 * error, value + 1.96 * error], axis=-1)
+
+
+def drawn_as_one(counts: np.ndarray) -> bool:
+    """Whether texts (R + 1,), how many there are and how many each replicate has, were all drawn together.
+
+    So are one text, copies of one, and texts of one document: every replicate has a whole multiple of them, and all
+    ratios are the same, which says nothing of other texts.
+    """
+    return bool((counts[1:] % max(counts[0], 1.0) == 0).all())
+
+
+def equal_draws(counts: np.ndarray) -> float:
+    """How many equal documents these would be, from the same counts: Kish's effective number, from the replicates."""
+    spread = ((counts[1:] - counts[0]) ** 2).mean()
+    return float(counts[0] ** 2 / spread) if spread else float("inf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 
 import numpy as np
@@ -76,8 +77,12 @@ def make_text(
     replicates: int,
     heads: int,
     seed: int,
+    document: str | None = None,
 ) -> Text:
-    """Prepare one text; ``ids``, ``sentences`` and ``separators`` are those of the tokens at ``places``."""
+    """Prepare one text; ``ids``, ``sentences`` and ``separators`` are those of the tokens at ``places``.
+
+    Texts of one ``document`` have the same weights; None: a text's own.
+    """
     length = len(ids)
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     types = np.argsort(np.argsort(first))[inverse]
@@ -85,7 +90,10 @@ def make_text(
     key = int.from_bytes(digest, "little")
     # what is drawn for a text depends on the text and the seed, never on the batch or the process it came in
     generator = np.random.Generator(np.random.Philox(key=[key, seed % 2**64]))
-    weights = np.concatenate([[1.0], generator.poisson(1.0, replicates)])
+    drawn = generator.poisson(1.0, replicates)  # also where it is not used: a document changes nothing else
+    if document is not None:
+        drawn = _document_weights(document, replicates, seed)
+    weights = np.concatenate([[1.0], drawn])
     pairs = pairs_of(length)
     counts = tuple(high_counts(len(pairs[0]), percents))
     share, at = _relations(types, sentences, pairs)
@@ -110,6 +118,14 @@ def make_text(
         shuffles,
         shifts,
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _document_weights(document: str, replicates: int, seed: int) -> np.ndarray:
+    """(R,): what hangs on the document's name and the seed alone."""
+    key = hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=8, key=f"document {seed}".encode())
+    generator = np.random.Generator(np.random.Philox(key=[int.from_bytes(key.digest(), "little"), seed % 2**64]))
+    return generator.poisson(1.0, replicates)
 
 
 def shuffled_starts(length: int, heads: int, generator: np.random.Generator) -> np.ndarray:

@@ -30,7 +30,7 @@ from tests.training import small  # noqa: E402
 SMALL = ["--texts", "12", "--control-texts", "4", "--tokens", "16", "--batch-size", "4", "--timed", "2", "--quiet"]
 
 
-def level(value, chance, matched=math.nan, error=0.01, control=False):
+def level(value, chance, matched=math.nan, error=0.01):
     sides = [(v - error, v + error) for v in (value, value - chance, value - matched)]
     return Level(value, sides[0], chance, matched, sides[1], sides[2])
 
@@ -115,7 +115,7 @@ def test_time_and_sample_are_those_of_the_batches_that_are_timed(monkeypatch):
 
     monkeypatch.setattr(ContextSimilarityProbe, "feed", slow)
     config = ProbeConfig("x", ["t"], "o", sample=1.0, bootstrap=4, batch_size=8)
-    found = SimpleNamespace(config=config, corpus=SimpleNamespace(texts=planted.make_texts(32)))
+    found = SimpleNamespace(config=config, corpus=SimpleNamespace(texts=planted.make_texts(32), documents=["d"] * 32))
     timed = similarity_study.speed(model, tokenizer, found, 2)
     assert timed["plain"] == {"wall": 2, "processor": 4} and timed["probe"] == {"wall": 8, "processor": 16}
     assert timed["ratio"] == {"wall": 0.25, "processor": 0.25} and timed["texts in the sample"] == 16
@@ -142,33 +142,55 @@ def test_only_the_part_between_the_marks_is_written(tmp_path, monkeypatch, ends)
         assert page.read_bytes() == wrong
 
 
-def test_controls_are_compared_on_the_same_texts_and_by_intervals():
-    one = level(0.6, 0.1)
+def test_controls_are_judged_by_the_intervals_of_what_they_have_more():
+    one, yes, no, open_one = level(0.6, 0.1), (0.01, 0.03), (-0.03, -0.01), (-0.01, 0.01)
     unlearnt, mixed = verdicts.UNLEARNT, verdicts.MIXED
-    open_one = "agrees; cannot be told whether a model that learnt nothing gives as much"
+    untold = "agrees; cannot be told whether a model that learnt nothing gives as much"
     for untrained, shuffled, verdict in (
         (None, None, "agrees"),
-        (level(0.3, 0.1), level(0.3, 0.1), "agrees"),
-        (level(0.65, 0.1), None, unlearnt),
-        (level(0.61, 0.1), None, open_one),
-        (level(0.59, 0.1), None, open_one),
-        (None, level(0.59, 0.1), mixed),
-        (None, level(0.55, 0.1), "agrees; cannot be told whether language is needed"),  # nine tenths: 0.45
-        (level(0.6, 0.1), level(0.55, 0.1), f"{open_one}, nor whether language is needed"),
-        (
-            level(0.6, 0.1),
-            level(0.6, 0.1),
-            f"{mixed}; cannot be told whether a model that learnt nothing gives as much",
-        ),
-        (None, level(0.3, 0.1, error=math.nan), "agrees; cannot be told whether language is needed"),
+        (no, no, "agrees"),
+        (yes, None, unlearnt),
+        (yes, yes, unlearnt),
+        (open_one, None, untold),
+        (None, yes, mixed),
+        (None, open_one, "agrees; cannot be told whether language is needed"),
+        (open_one, open_one, f"{untold}, nor whether language is needed"),
+        (open_one, yes, f"{mixed}; cannot be told whether a model that learnt nothing gives as much"),
+        (None, (math.nan, math.nan), "agrees; cannot be told whether language is needed"),
     ):
         assert verdicts.judge(True, one, untrained, shuffled) == verdict
-    # the model on the controls' texts is what counts, not on all
-    assert verdicts.judge(True, one, None, level(0.4, 0.1), reference=level(0.4, 0.1)) == mixed
-    assert verdicts.judge(True, one, None, level(0.59, 0.1), reference=level(0.9, 0.1)) == "agrees"
-    # where chance is what is claimed, numbers are compared themselves
-    assert verdicts.judge(True, level(40, 42), level(42, 42), chance=False) == unlearnt
-    assert verdicts.judge(True, level(40, 42), level(30, 42), level(39, 42), chance=False) == mixed
+
+
+def test_contrasts_are_of_the_same_documents_and_of_the_level_that_is_meant():
+    """What two runs have in common in each replicate drops out, whatever it is."""
+    draw = np.random.default_rng(0)
+    common = draw.normal(size=64)
+    one, other = (replicated(0.6, 0.1, 0.3, common, own) for own in 0.001 * draw.normal(size=(2, 64)))
+    place = verdicts.Place(one, 0, 0)
+    low, high = verdicts.contrast(verdicts.Place(other, 0, 0), place, 1.0)
+    assert low < 0 < high and high - low < 0.01
+    low, high = verdicts.contrast(place, place, 0.9)
+    assert 0 < high - low < 0.001 and (low + high) / 2 == pytest.approx(0.1 * (0.6 - 0.3))
+    assert verdicts.contrast(place, place, 0.9, -1) == pytest.approx((-high, -low))
+    low, high = verdicts.contrast(place, place, 0.9, chance=False)  # now the common part is seen, a tenth of it
+    assert (low + high) / 2 == pytest.approx(0.1 * 0.6) and 0.2 < high - low < 0.6
+    by_count = verdicts.Place(replicated(0.6, 0.1, math.nan, common, 0 * common), 0, 0)
+    assert verdicts.contrast(by_count, by_count, 0.0)[0] == pytest.approx(0.5)
+    alone = dataclasses.replace(one, interval=one.interval * math.nan)
+    assert all(map(math.isnan, verdicts.contrast(place, verdicts.Place(alone, 0, 0), 1.0)))
+    heads = dataclasses.replace(one, heads=[0, 1], values=np.array([[0.6, 0.2]]))
+    heads = dataclasses.replace(heads, replicates=np.concatenate([one.replicates, one.replicates + 2], axis=3))
+    assert np.allclose(verdicts.Place(heads, 0).excess(False)[1], one.replicates[0, :, 0, 0] + 1)
+
+
+def replicated(value, chance, matched, common, own):
+    """Of one head; each replicate has ``common`` in the number and its levels, and ``own`` in the number alone."""
+    levels = np.array([value, chance, matched])[:, None] + common + np.array([1.0, 0, 0])[:, None] * own
+    arrays = [np.array([[each]]) for each in (value, chance, matched)]
+    bounds = np.array([[[-0.01, 0.01]]])
+    return Statistic(
+        "signal", "dot", 1.0, [0], [0], arrays[0], bounds, *arrays[1:], bounds, bounds, 9, levels[..., None, None]
+    )
 
 
 def test_nothing_agrees_where_chance_is_no_less():
@@ -190,59 +212,52 @@ def test_repetitions_across_the_text_need_repetitions():
     assert by_key(same)["repetitions far apart"].verdict == by_key(same)["repetitions"].verdict == verdicts.MIXED
 
 
-def test_uniform_distances_are_compared_with_the_controls_too():
+def test_uniform_distances_need_an_interval_and_are_compared_with_the_controls_too():
     one = statistics_of()
-    assert by_key({"trained": one})["uniform early"].verdict == "agrees" + verdicts.NO_INTERVAL
-    shuffled = by_key({"trained": one, "reference": one, "shuffled": one})["uniform early"]
-    assert shuffled.verdict == verdicts.MIXED + verdicts.NO_INTERVAL
-    few = dataclasses.replace(one, counts={"texts": 1})
-    assert by_key({"trained": few})["uniform early"].verdict == verdicts.FEW
+    assert by_key({"trained": one})["uniform early"].verdict == "agrees"
+    controls = by_key({"trained": one, "reference": one, "shuffled": one})
+    assert controls["uniform early"].verdict == verdicts.MIXED
+    for overlap in ((0.805, 0.5), (0.95, 0.945)):
+        assert by_key({"trained": statistics_of(overlap=overlap)})["uniform early"].verdict == "does not agree"
 
 
 def by_key(tables):
     return {row.key: row for row in finding.rows(tables)}
 
 
-def statistics_of(within=(0.5, 0.3, 0.4), repeated=(0.5, 0.1, 0.2)):
-    """Of one layer with one head, from values, chance levels and levels at the same distances."""
+def statistics_of(within=(0.5, 0.3, 0.4), repeated=(0.5, 0.1, 0.2), overlap=(0.9, 0.5)):
+    """Of two layers with one head, from values, chance levels and levels at the same distances of both."""
     found = []
     for name, (value, *levels) in {
         "within_sentence": within,
         "repeated_tokens": repeated,
         "distance": (40.0, 42.0, math.nan),
+        "distance_overlap": (0.0, 1.0, math.nan),
     }.items():
-        around = np.array([[[-0.01, 0.01]]])
-        bounds = [value + around, *(value - each + around for each in levels)]
-        arrays = [np.array([[each]]) for each in (value, *levels)]
-        found.append(Statistic(name, "dot", 1.0, [0], [0], arrays[0], bounds[0], *arrays[1:], *bounds[1:], 9))
-    shares = {"values": np.ones((1, 1, 1, 1)), "chance": np.ones((1, 1))}
-    return ProbeStatistics(found, shares, {"texts": 9}, {}, [])
+        shape = (2,) if name == "distance_overlap" else (2, 1)
+        arrays = [np.full(shape, each) for each in (value, *levels)]
+        if name == "distance_overlap":
+            arrays[0] = np.array(overlap)
+        around = np.array([-0.01, 0.01])
+        bounds = [each[..., None] + around for each in (arrays[0], arrays[0] - arrays[1], arrays[0] - arrays[2])]
+        heads = None if name == "distance_overlap" else [0]
+        replicates = np.stack([np.stack([each] * 8) for each in arrays])
+        found.append(
+            Statistic(name, "dot", 1.0, [0, 1], heads, arrays[0], bounds[0], *arrays[1:], *bounds[1:], 9, replicates)
+        )
+    return ProbeStatistics(found, {}, {"texts": 9}, {}, [])
 
 
 def test_verdicts():
     exact = functools.partial(level, error=0.001)
-    chance = "does not agree: pairs at the same distances have as much"
-    unlearnt = "agrees, but a model that learnt nothing gives as much"
-    mixed = "agrees, also where tokens are shuffled: no language is needed"
-    for one, shuffled, verdict in (
-        (exact(0.5, 0.3, 0.4), exact(0.45, 0.3, 0.37), "agrees"),
-        (exact(0.5, 0.3, 0.4), exact(0.5, 0.3, 0.405), mixed),
-    ):
-        assert verdicts.judge(True, one, None, shuffled) == verdict
-    assert verdicts.judge(True, exact(20, 40), None, exact(21, 40), -1) == mixed
-    assert verdicts.judge(True, exact(20, 40), None, exact(25, 40), -1) == "agrees"
-    for one, untrained, sign, holds, verdict in (
-        (exact(0.5, 0.3, 0.4), None, 1, True, "agrees"),
-        (exact(0.5, 0.3, 0.4), None, 1, False, "does not agree"),
-        (exact(0.5, 0.3, 0.4999), None, 1, True, chance),
-        (exact(0.5, 0.3, 0.4), exact(0.6, 0.5, 0.55), 1, True, "agrees"),
-        (exact(0.5, 0.3, 0.4), exact(0.3, 0.1, 0.15), 1, True, unlearnt),
-        (exact(0.5, 0.3), exact(0.4, 0.1), 1, True, unlearnt),
-        (exact(20, 40), exact(41, 40), -1, True, "agrees"),
-        (exact(20, 40), exact(19, 40), -1, True, unlearnt),
-        (exact(0.5, 0.3, 0.4, error=math.nan), None, 1, True, "too few texts to tell"),
-    ):
-        assert verdicts.judge(holds, one, untrained, None, sign) == verdict
+    assert verdicts.judge(True, exact(0.5, 0.3, 0.4)) == "agrees"
+    assert verdicts.judge(False, exact(0.5, 0.3, 0.4)) == "does not agree"
+    assert verdicts.judge(True, exact(0.3, 0.5, 0.2)) == "does not agree"
+    assert verdicts.judge(True, exact(0.5, 0.3, 0.4999)) == verdicts.NEAR
+    assert verdicts.judge(True, exact(20, 40), sign=-1) == "agrees"
+    assert verdicts.judge(True, exact(40, 20), sign=-1) == "does not agree"
+    assert verdicts.judge(True, exact(20, 40), chance=False) == "agrees"
+    assert verdicts.judge(True, exact(0.5, 0.3, 0.4, error=math.nan)) == "too few texts to tell"
 
 
 def test_planted_heads_are_found():
@@ -271,10 +286,3 @@ def test_the_head_that_the_source_names_is_there_in_models_of_its_depth():
     assert rows["head 8 of layer 11, from 1"].startswith("layer 10 head 7,")
     assert "region" not in rows and "special tokens" not in rows  # no attention maps without a sample
     assert not finding.has_named_head(range(6), range(12)) and not finding.has_named_head(range(12), range(4))
-
-
-def test_overlap_is_one_where_distances_are_those_of_all_pairs():
-    chance = np.array([[0.5, 0.3, 0.2]])
-    values = np.array([[[chance[0], [1.0, 0, 0]], [[0.2, 0.3, 0.5], [0, 0, 1.0]]]])
-    table = ProbeStatistics([], {"values": values, "chance": chance}, {}, {}, [])
-    assert np.allclose(finding.overlaps(table), [[1, 0.5], [0.7, 0.2]])

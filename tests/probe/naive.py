@@ -6,6 +6,8 @@ from collections import Counter
 
 import numpy as np
 
+from hf_attn_ext.probe.texts import DISTANCE_BINS
+
 PERCENTS = (1, 2, 5)
 
 
@@ -66,3 +68,23 @@ def separator_focus(attention, separators, causal):
         matched.append(total)
     seen = [range(i + 1) if causal else range(length) for i in range(length)]
     return focus, sum(np.mean([separators[j] for j in row]) for row in seen), matched
+
+
+def distance_overlap(outputs, percent):
+    """All texts and heads of one layer: one less the total variation of their high pairs' distances and all pairs'.
+
+    Args:
+        outputs: one (H, n, d) a text.
+    """
+    chosen, everywhere = np.zeros(len(DISTANCE_BINS)), np.zeros(len(DISTANCE_BINS))
+    for heads in outputs:
+        length = heads.shape[1]
+        bins = {d: max(at for at, low in enumerate(DISTANCE_BINS) if low <= d) for d in range(1, length)}
+        pairs = [(i, j) for i in range(length) for j in range(i + 1, length)]
+        for x in heads:
+            its = high(x @ x.T, percent)
+            for i, j in its:
+                chosen[bins[j - i]] += 1
+            for i, j in pairs:
+                everywhere[bins[j - i]] += len(its) / len(pairs)
+    return 1 - 0.5 * np.abs(chosen / chosen.sum() - everywhere / everywhere.sum()).sum()

@@ -38,6 +38,19 @@ def test_a_model_and_its_copy_are_the_same(tokenizer):
     assert found.counts["texts"] == 15 and 0.04 < found.overlap_by_count < 0.06
 
 
+def test_documents_are_drawn_whole_and_change_intervals_alone(tokenizer):
+    model, other = bert(), bert(seed=1)
+    names = [f"document {number % 5}" for number in range(15)]
+    alone = compare(model, other, tokenizer, TEXTS)
+    found = compare(model, other, tokenizer, TEXTS, documents=names)
+    assert np.array_equal(alone.score, found.score) and np.array_equal(alone.correlation, found.correlation)
+    assert not np.allclose(alone.score_interval, found.score_interval)
+    # of one document, and copies of one text, say nothing of others
+    for texts, names in ((TEXTS, ["one"] * 15), (TEXTS[:1] * 3, None)):
+        together = compare(model, other, tokenizer, texts, documents=names)
+        assert np.isnan(together.score_interval).all() and np.isnan(together.correlation_interval).all()
+
+
 def naive(teacher, other, tokenizer, texts, percent):
     """Pair by pair, without sharing anything but the matrices: overlap, its expectation, and rank correlation."""
     sums = np.zeros((3, 2, 4))

@@ -49,7 +49,13 @@ def test_documents_and_what_is_left_of_them_are_counted(tmp_path):
     (tmp_path / "a.txt").write_text("word1 word2 word3 word4 word5\nword1\nword1 word2\n")
     corpus = read_corpus([str(tmp_path / "a.txt")], cut=by_tokens(4, planted.word_tokenizer()))
     assert corpus.texts == ["word1 word2", "word3 word4", "word1 word2"]
-    assert (corpus.documents, corpus.blank, corpus.left) == (2, 1, 2)
+    assert (corpus.document_count, corpus.blank, corpus.left) == (2, 1, 2)
+    one, again, other = corpus.documents
+    assert one == again != other
+    assert read_corpus([str(tmp_path / "a.txt")], cut=by_tokens(4, planted.word_tokenizer()), limit=2).documents == [
+        corpus.documents[corpus.places.index(place)]
+        for place in read_corpus([str(tmp_path / "a.txt")], cut=by_tokens(4, planted.word_tokenizer()), limit=2).places
+    ]
     assert read_corpus([str(tmp_path / "a.txt")], cut=by_words(2)).left == 0
 
 

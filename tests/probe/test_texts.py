@@ -10,9 +10,9 @@ from hf_attn_ext.probe.measures import PAIR_SUMS, chance_sums, pair_sums
 from hf_attn_ext.probe.texts import make_text, starts_at
 
 
-def drawn_text(length, heads, seed=0, percents=(1, 5), kinds=15):
-    ids = np.random.default_rng(seed).integers(0, kinds, length) + 100 * seed
-    return make_text(0, ids, np.arange(length), np.array([0]), None, None, percents, 2, heads, 0)
+def drawn_text(length, heads, number=0, percents=(1, 5), kinds=15, seed=0, document=None):
+    ids = np.random.default_rng(number).integers(0, kinds, length) + 100 * number
+    return make_text(0, ids, np.arange(length), np.array([0]), None, None, percents, 32, heads, seed, document)
 
 
 def random_heads(text, heads, draw):
@@ -46,13 +46,27 @@ def test_every_start_is_as_likely():
     assert np.abs(counts - expected).max() < 4.5 * expected**0.5
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 99), st.integers(0, 99), st.text(max_size=9), st.text(max_size=9))
+def test_texts_of_one_document_are_drawn_together_and_nothing_else_changes(one, other, name, another):
+    texts_ = [drawn_text(12, 2, seed, document=document) for seed in (one, other) for document in (name, another, None)]
+    for field in ("key", "draws", "shuffles", "shifts"):
+        for alone, *rest in (texts_[2::-1], texts_[5:2:-1]):
+            assert all(np.array_equal(getattr(alone, field), getattr(each, field)) for each in rest)
+    weights = [tuple(text.weights) for text in texts_]
+    assert weights[0] == weights[3] and weights[1] == weights[4] and all(each[0] == 1 for each in weights)
+    assert (weights[0] == weights[1]) == (name == another) and (weights[2] == weights[5]) == (one == other)
+    assert weights[0] not in (weights[2], weights[5])
+    assert tuple(drawn_text(12, 2, one, document=name, seed=1).weights) != weights[0]
+
+
 def test_heads_without_any_rule_are_at_chance():
     """Their most common tokens too: drawn with replacement, pairs would fall on more tokens."""
     draw, found = np.random.default_rng(0), []
     for seed in range(300):
         text = drawn_text(40, 8, seed)
         sums, unique, _ = pair_sums(random_heads(text, 8, draw), text)
-        chance, _ = chance_sums(text)
+        chance, _, _ = chance_sums(text)
         top = [sums[:, 1, PAIR_SUMS.index(name)].mean() for name in ("top", "top_matched")]
         found.append([top[0] - chance[1, 4], top[0] - top[1], unique[1, 0] - chance[1, 5], unique[1, 0] - unique[1, 1]])
     found = np.array(found)
