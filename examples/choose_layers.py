@@ -204,7 +204,6 @@ def measure(corpus: str, seed: int, options: argparse.Namespace) -> tuple[list[d
                 "rank": 1 + sum(errors[one] < errors[chosen] for one in choices),
                 "choices": len({*choices, chosen}),
                 "there_are": len(subsets),
-                "mean": float(np.mean([errors[one] for one in choices])),
                 "none_kept": hybrids.error(()),
                 "all": sorted(errors[one] for one in choices),
             }
@@ -242,11 +241,11 @@ def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
             f"| {row['by_error']:.3f} {row['by_error_layers']} | {best} "
             f"| {row['rank']} of {row['choices']}{part} | {row['none_kept']:.3f} |"
         )
-    better = sum(row["error"] < row["random"] for row in rows)
-    ratio = np.mean([row["error"] / row["random"] for row in rows])
-    out += ["", f"better than the mean of random draws: {better} of {len(rows)}; error over theirs, mean {ratio:.2f}"]
-    mean = sum(row["error"] < row["mean"] for row in rows)
-    out += ["", f"better than the mean of all choices that were measured: {mean} of {len(rows)}"]
+    for name, label in (("error", ""), ("by_error", "by error, ")):
+        better = sum(row[name] < row["random"] for row in rows)
+        ratio = np.mean([row[name] / row["random"] for row in rows])
+        over = f"{better} of {len(rows)}; error over theirs, mean {ratio:.2f}"
+        out += ["", f"{label}better than the mean of random draws: {over}"]
     for name, label in (("first", "the first layers"), ("last", "the last layers"), ("by_error", "by error")):
         signs = [np.sign(row["error"] - row[name]) for row in rows]
         out += ["", f"against {label}: better {signs.count(-1)}, the same {signs.count(0)}, worse {signs.count(1)}"]
@@ -261,7 +260,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(1.2 + 3.0 * len(runs), 3.6), layout="constrained")
     axes = figure.subplots(1, len(runs), squeeze=False)[0]
     every = all(row["choices"] == row["there_are"] for row in rows)
-    measured = "every choice" if every else f"choices, at most {max(row['choices'] for row in rows)} of each number"
+    measured = "every choice" if every else f"choices, at most {max(len(row['all']) for row in rows)} of each number"
     for axis, run in zip(axes, runs, strict=True):
         its = [row for row in rows if (row["corpus"], row["seed"]) == run]
         for row in its:

@@ -155,25 +155,27 @@ def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each corpus and way of pruning: errors over the share of pruned heads."""
+    """A row for each corpus, a panel for each way of pruning: errors over the share of pruned heads."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     runs = list(dict.fromkeys((row["corpus"], row["mode"]) for row in rows))
-    figure = Figure(figsize=(1.2 + 3.2 * len(runs), 3.8), layout="constrained")
-    axes = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
+    corpora = len({corpus for corpus, _ in runs})
+    figure = Figure(figsize=(7.6, 0.6 + 3.2 * corpora), layout="constrained")
+    axes = figure.subplots(corpora, 2, squeeze=False, sharey="row").ravel()
     colours = dict(zip(LABELS, ("#0b6e4f", "#30459c", "#5a8fd6", "#d1853b", "#8a8f98"), strict=True))
     for axis, (corpus, mode) in zip(axes, runs, strict=True):
         its = [row for row in rows if (row["corpus"], row["mode"]) == (corpus, mode)]
         shares = [100 * row["share"] for row in its]
         for row, share in zip(its, shares, strict=True):
             axis.scatter([share] * len(row["all_random"]), row["all_random"], s=10, color="#e0a0a0", zorder=1)
-        axis.plot(shares, [row["random"] for row in its], color="#b23b3b", marker="_", label="mean of random sets")
+        axis.plot(
+            shares, [row["random"] for row in its], color="#b23b3b", marker="_", label="mean of random sets (dots)"
+        )
         for name, label in LABELS.items():
-            width = 2.2 if name == "score" else 1.1
-            axis.plot(
-                shares, [row[name] for row in its], color=colours[name], marker="o", markersize=3, lw=width, label=label
-            )
+            look = {"lw": 3.6} if name == "score" else {"lw": 1.1, "ls": "--" if name == "power" else "-"}
+            look |= {"color": colours[name], "marker": "o", "markersize": 3, "label": label}
+            axis.plot(shares, [row[name] for row in its], **look)  # the score is wide: power often lies on it
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter(ScalarFormatter())
@@ -182,7 +184,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_xlabel("% of heads pruned")
         axis.set_title(f"{corpus}, replaced by {'zero' if mode == 'zero' else 'their mean'}", fontsize=10)
         axis.grid(True, axis="y", color="#e6e6e6", linewidth=0.6)
-    axes[0].set_ylabel("relative error of the last hidden states")
+    for axis in axes[::2]:
+        axis.set_ylabel("relative error of the last hidden states", fontsize=9)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     with written_beside(path) as beside:
