@@ -2,13 +2,15 @@
 
     python examples/choose_layers.py                              # MiniLM on review sentences, two seeds
     python examples/choose_layers.py --corpora reviews,speeches   # also on pieces of speeches of about 115 tokens
+    python examples/choose_layers.py --model rxnfp --keep 1,2,3,4,6 --choices 220       # 12 layers, on reactions
 
 For each corpus and seed: stage 1 of all layers on the training texts, and ``suggest_layers`` on a few other training
 texts, which knows nothing of stage 1. Stage 1 trains every layer's feature map on the softmax stream, so the maps of a
 hybrid are those of the converted layers whatever the others are: every choice of layers is only an evaluation. Reported
 on test texts: the relative squared error of the last hidden states of the suggested hybrid, of the mean of random draws
 of as many layers, of the first and the last layers, of what the other criterion suggests (by error), and of every
-choice there is; and, with all layers converted, which heads kept their function (``compare``).
+choice there is, or of ``--choices`` drawn ones; and, with all layers converted, which heads kept their function
+(``compare``). The second model is deeper, and neither criterion was chosen on it.
 
 A stopped run goes on when the same command is given again. Writes OUT/results.json, .md and .png.
 """
@@ -29,53 +31,20 @@ import numpy as np  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
 from hybrid_layers import batches, hidden_states, relative_error  # noqa: E402
 from mask_runs.options import numbers_of, seeds_of  # noqa: E402
+from probe_uses_data import (  # noqa: E402
+    CORPORA,
+    MAX_LENGTH,
+    add_options,
+    corpora_of,
+    limits,
+    made,
+    opened,
+    read_texts,
+    texts_folder,
+)
 
 import hf_attn_ext as hax  # noqa: E402
-from hf_attn_ext.errors import suggest  # noqa: E402
 from hf_attn_ext.files import write_text, written_beside  # noqa: E402
-
-# of each corpus: files, words of a piece, texts for the suggestion and for the measurement, texts a pass, and stage 1
-CORPORA: dict[str, dict[str, Any]] = {
-    "reviews": {
-        "asset": "reviews",
-        "file": "{}.csv",
-        "words": None,
-        "texts": 96,
-        "test": 64,
-        "size": 32,
-        "batch": 16,
-    },
-    "speeches": {"asset": "sotu", "file": "{}.jsonl", "words": 90, "texts": 24, "test": 16, "size": 8, "batch": 3},
-}
-MAX_LENGTH = 128
-
-
-def corpora_of(text: str) -> list[str]:
-    """Read ``--corpora``: names with commas."""
-    names = text.split(",")
-    for name in names:
-        if name not in CORPORA:
-            known = ", ".join(CORPORA)
-            raise hax.AttnExtError(f"unknown corpus {name!r}.{suggest(name, CORPORA)} There are: {known}")
-    return names
-
-
-def made(options: argparse.Namespace) -> dict[str, Any]:
-    """What results are made with: the options and the versions."""
-    from hf_attn_ext.training.results import versions
-
-    return {"settings": vars(options), "versions": versions()}
-
-
-def read_texts(corpus: str, split: str, count: int, seed: int) -> list[str]:
-    """``count`` texts of a split, drawn by the seed."""
-    from hf_attn_ext.probe.corpus import read_corpus
-    from hf_attn_ext.probe.cutting import by_words, whole_texts
-
-    its = CORPORA[corpus]
-    path = ensure(its["asset"]) / its["file"].format(split)
-    cut = whole_texts if its["words"] is None else by_words(its["words"])
-    return read_corpus([str(path)], cut=cut, limit=count, seed=seed).texts
 
 
 def stage1(folder: Path, corpus: str, seed: int, options: argparse.Namespace) -> Path:
@@ -84,7 +53,7 @@ def stage1(folder: Path, corpus: str, seed: int, options: argparse.Namespace) ->
 
     steps = options.steps
     config: dict[str, Any] = {
-        "model": {"name": str(ensure("minilm"))},
+        "model": {"name": str(ensure(CORPORA[corpus]["model"]))},
         "data": {
             "path": str(ensure("reviews")),
             **{split: f"{split}.csv" for split in ("train", "validation", "test")},
@@ -101,10 +70,11 @@ def stage1(folder: Path, corpus: str, seed: int, options: argparse.Namespace) ->
         "stage2": {"steps": 0},
     }
     config["stage1"]["eval_sequences"] = 32
-    if corpus == "speeches":  # of which the reviews are only the task that the run must have
-        splits = {split: f"{split}.jsonl" for split in ("train", "validation")}
-        config["stage1_data"] = {"path": str(ensure("sotu")), **splits, "max_length": MAX_LENGTH}
-        config["stage1"] |= {"packing": True, "max_length": MAX_LENGTH}
+    if corpus != "reviews":  # which are then only the task that the run must have
+        splits = {split: CORPORA[corpus]["file"].format(split) for split in ("train", "validation")}
+        path = str(texts_folder(corpus, Path(options.out)))
+        config["stage1_data"] = {"path": path, **splits, "max_length": MAX_LENGTH}
+        config["stage1"] |= {"packing": CORPORA[corpus]["words"] is not None, "max_length": MAX_LENGTH}
     return distill(config).model_folder
 
 
@@ -120,20 +90,13 @@ class Hybrids:
     """The errors of hybrids by which layers keep softmax, kept in a file as they come."""
 
     def __init__(self, path: Path, corpus: str, its: dict[str, Any], maps: dict[int, Any], options: argparse.Namespace):
-        from transformers import AutoTokenizer
-
         self.path, self.maps = path, maps
         self.kernel = {"kernel": options.kernel, "num_features": options.num_features}
         self.errors: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
-        self.model, self.tokenizer = self.open(), AutoTokenizer.from_pretrained(ensure("minilm"))
-        self.texts = sorted(read_texts(corpus, "test", its["test"], 7), key=len)
+        self.model, self.tokenizer = opened(corpus)
+        self.texts = sorted(read_texts(corpus, "test", its["test"], 7, Path(options.out)), key=len)
         self.data = batches(self.tokenizer, self.texts, MAX_LENGTH, its["size"])
         self.expected = hidden_states(self.model, self.data)
-
-    def open(self) -> Any:
-        from transformers import AutoModel
-
-        return AutoModel.from_pretrained(ensure("minilm")).eval()
 
     def converted(self, kept: tuple[int, ...]) -> Any:
         """The model with trained maps in all layers but ``kept``, to be reverted."""
@@ -161,29 +124,25 @@ def suggestion(
     options: argparse.Namespace,
 ) -> list[int]:
     """The order in which layers are suggested to keep softmax; its beginnings are the smaller suggestions."""
-    from transformers import AutoModel, AutoTokenizer
-
     from hf_attn_ext.probe import suggest_layers
 
     path = folder / f"{criterion}-{keep}-{its['texts']}.json"
     if not path.is_file():
-        texts = read_texts(corpus, "train", its["texts"], seed)
-        model, tokenizer = AutoModel.from_pretrained(ensure("minilm")), AutoTokenizer.from_pretrained(ensure("minilm"))
+        texts = read_texts(corpus, "train", its["texts"], seed, Path(options.out))
         settings = {"kernel": options.kernel, "num_features": options.num_features, "seed": seed}
-        limits = {"batch_size": its["size"], "truncation": True, "max_length": MAX_LENGTH}
-        suggest_layers(model, tokenizer, texts, keep, criterion=criterion, **settings, **limits).to_json(path)
+        found = suggest_layers(*opened(corpus), texts, keep, criterion=criterion, **settings, **limits(corpus))
+        found.to_json(path)
     return json.loads(path.read_text())["order"]
 
 
-def compared(folder: Path, its: dict[str, Any], hybrids: Hybrids) -> list[dict[str, Any]]:
+def compared(folder: Path, corpus: str, its: dict[str, Any], hybrids: Hybrids) -> list[dict[str, Any]]:
     """With all layers converted, one row a layer: how far its heads kept their function; writes heads.json and .png."""
     from hf_attn_ext.probe import compare
 
     path = folder / f"heads-{its['test']}.json"
     if not path.is_file():
-        teacher, model = hybrids.open(), hybrids.converted(())
-        limits = {"batch_size": its["size"], "truncation": True, "max_length": MAX_LENGTH}
-        found = compare(teacher, model, hybrids.tokenizer, hybrids.texts, **limits)
+        teacher, model = opened(corpus)[0], hybrids.converted(())
+        found = compare(teacher, model, hybrids.tokenizer, hybrids.texts, **limits(corpus))
         hax.revert(model)
         found.figure(path.with_suffix(".png"))
         rows = [
@@ -217,11 +176,15 @@ def measure(corpus: str, seed: int, options: argparse.Namespace) -> tuple[list[d
     rows = []
     for keep in keeps:
         subsets = list(itertools.combinations(layers, keep))
-        errors = {subset: hybrids.error(subset) for subset in subsets}
-        draws = np.random.default_rng([seed, keep]).integers(0, len(subsets), options.draws)
-        drawn = [errors[subsets[at]] for at in draws]
+        generator = np.random.default_rng([seed, keep])
+        drawn = [subsets[at] for at in generator.integers(0, len(subsets), options.draws)]
+        some = generator.permutation(len(subsets))[: options.choices]
+        choices = [subsets[at] for at in sorted(some)]
+        named = {"first": tuple(layers[:keep]), "last": tuple(layers[-keep:])}
+        named |= {name: tuple(sorted(order[:keep])) for name, order in orders.items()}
+        errors = {subset: hybrids.error(subset) for subset in dict.fromkeys([*choices, *drawn, *named.values()])}
         ranked = sorted(errors, key=errors.__getitem__)
-        chosen, other = (tuple(sorted(orders[name][:keep])) for name in ("neighbours", "error"))
+        chosen, random = named["neighbours"], [errors[one] for one in drawn]
         rows.append(
             {
                 "corpus": corpus,
@@ -229,22 +192,23 @@ def measure(corpus: str, seed: int, options: argparse.Namespace) -> tuple[list[d
                 "keep": keep,
                 "suggested": list(chosen),
                 "error": errors[chosen],
-                "by_error": errors[other],
-                "by_error_layers": list(other),
-                "random": float(np.mean(drawn)),
-                "random_sd": float(np.std(drawn, ddof=1)) if len(drawn) > 1 else 0.0,
-                "first": errors[tuple(layers[:keep])],
-                "last": errors[tuple(layers[-keep:])],
+                "by_error": errors[named["error"]],
+                "by_error_layers": list(named["error"]),
+                "random": float(np.mean(random)),
+                "random_sd": float(np.std(random, ddof=1)) if len(random) > 1 else 0.0,
+                "first": errors[named["first"]],
+                "last": errors[named["last"]],
                 "best": errors[ranked[0]],
                 "best_layers": list(ranked[0]),
                 "worst": errors[ranked[-1]],
-                "rank": ranked.index(chosen) + 1,
-                "choices": len(subsets),
+                "rank": 1 + sum(errors[one] < errors[chosen] for one in choices),
+                "choices": len({*choices, chosen}),
+                "there_are": len(subsets),
                 "none_kept": hybrids.error(()),
-                "all": sorted(errors.values()),
+                "all": sorted(errors[one] for one in choices),
             }
         )
-    heads = [{"corpus": corpus, "seed": seed, **row} for row in compared(folder, its, hybrids)]
+    heads = [{"corpus": corpus, "seed": seed, **row} for row in compared(folder, corpus, its, hybrids)]
     return rows, heads
 
 
@@ -270,15 +234,21 @@ def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
     ]
     for row in rows:
         best = f"{row['best']:.3f} {row['best_layers']}"
+        part = "" if row["choices"] == row["there_are"] else f", of {row['there_are']}"
         out.append(
             f"| {row['corpus']} | {row['seed']} | {row['suggested']} | {row['error']:.3f} | {row['random']:.3f} "
             f"({row['random_sd']:.3f}) | {row['first']:.3f} | {row['last']:.3f} "
             f"| {row['by_error']:.3f} {row['by_error_layers']} | {best} "
-            f"| {row['rank']} of {row['choices']} | {row['none_kept']:.3f} |"
+            f"| {row['rank']} of {row['choices']}{part} | {row['none_kept']:.3f} |"
         )
-    better = sum(row["error"] < row["random"] for row in rows)
-    ratio = np.mean([row["error"] / row["random"] for row in rows])
-    out += ["", f"better than the mean of random draws: {better} of {len(rows)}; error over theirs, mean {ratio:.2f}"]
+    for name, label in (("error", ""), ("by_error", "by error, ")):
+        better = sum(row[name] < row["random"] for row in rows)
+        ratio = np.mean([row[name] / row["random"] for row in rows])
+        over = f"{better} of {len(rows)}; error over theirs, mean {ratio:.2f}"
+        out += ["", f"{label}better than the mean of random draws: {over}"]
+    for name, label in (("first", "the first layers"), ("last", "the last layers"), ("by_error", "by error")):
+        signs = [np.sign(row["error"] - row[name]) for row in rows]
+        out += ["", f"against {label}: better {signs.count(-1)}, the same {signs.count(0)}, worse {signs.count(1)}"]
     return out
 
 
@@ -289,11 +259,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     runs = list(dict.fromkeys((row["corpus"], row["seed"]) for row in rows))
     figure = Figure(figsize=(1.2 + 3.0 * len(runs), 3.6), layout="constrained")
     axes = figure.subplots(1, len(runs), squeeze=False)[0]
+    every = all(row["choices"] == row["there_are"] for row in rows)
+    measured = "every choice" if every else f"choices, at most {max(len(row['all']) for row in rows)} of each number"
     for axis, run in zip(axes, runs, strict=True):
         its = [row for row in rows if (row["corpus"], row["seed"]) == run]
         for row in its:
             spread = np.linspace(-0.15, 0.15, len(row["all"]))
-            axis.scatter(row["keep"] + spread, row["all"], s=12, color="#b5b9bf", label="every choice")
+            axis.scatter(row["keep"] + spread, row["all"], s=12, color="#b5b9bf", label=measured)
         for name, marker, colour in (
             ("random", "_", "#b23b3b"),
             ("first", "^", "#d1853b"),
@@ -323,9 +295,10 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpora", default="reviews", help=f"of {', '.join(CORPORA)}, with commas")
+    add_options(parser, "reviews")
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--keep", default="1,2,3", help="how many layers keep softmax, with commas")
+    parser.add_argument("--choices", type=int, help="of each number of layers, measure so many; default: every one")
     parser.add_argument("--draws", type=int, default=10, help="random choices of layers")
     parser.add_argument("--steps", type=int, default=300, help="of stage 1")
     parser.add_argument("--texts", type=int, help="for the suggestion; default: by corpus")
@@ -343,10 +316,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    corpora = corpora_of(options.corpora)
+    corpora = corpora_of(options.model, options.corpora, "reviews")
     options.keep = numbers_of(options.keep, "--keep")
-    if options.draws < 1:
-        raise hax.AttnExtError(f"--draws must be at least 1, got {options.draws}")
+    for name in ("draws", "choices"):
+        if (number := getattr(options, name)) is not None and number < 1:
+            raise hax.AttnExtError(f"--{name} must be at least 1, got {number}")
     rows, heads = [], []
     for corpus, seed in itertools.product(corpora, seeds_of(options.seeds)):
         print(f"[layers] {corpus}, seed {seed}", file=sys.stderr, flush=True)

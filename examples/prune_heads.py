@@ -2,12 +2,13 @@
 
     python examples/prune_heads.py                               # MiniLM on pieces of speeches
     python examples/prune_heads.py --corpora speeches,reviews
+    python examples/prune_heads.py --model rxnfp                 # 12 layers of 4 heads, on reactions
 
-``pruning_scores`` scores every head of MiniLM on training texts. The heads with the lowest scores are pruned: in the
+``pruning_scores`` scores every head of the model on training texts. The heads with the lowest scores are pruned: in the
 output projection, their columns are set to zero ("zero"), or to zero with the head's mean output kept in the bias
 ("mean"). Reported on test texts: the relative squared error of the last hidden states, against the mean of random sets
 of as many heads, and against sets by the output's squared length after the projection (magnitude pruning), by the power
-alone, by the signal alone, and from the last layer on.
+alone, by the signal alone, and from the last layer on. In reactions, a molecule takes a sentence's place.
 
 Writes OUT/results.json, .md and .png.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import sys
@@ -28,18 +30,27 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from assets import AssetError, ensure  # noqa: E402
-from choose_layers import CORPORA, MAX_LENGTH, corpora_of, made, read_texts  # noqa: E402
+from assets import AssetError  # noqa: E402
 from hybrid_layers import batches, hidden_states, relative_error  # noqa: E402
+from probe_uses_data import (  # noqa: E402
+    CORPORA,
+    MAX_LENGTH,
+    add_options,
+    corpora_of,
+    limits,
+    made,
+    new_folder,
+    opened,
+    read_texts,
+)
 
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
 from hf_attn_ext.files import write_text, written_beside  # noqa: E402
 from hf_attn_ext.integration.capturable import capturable_layers  # noqa: E402
 from hf_attn_ext.integration.families import output_projection  # noqa: E402
-from hf_attn_ext.probe import PruningScores, pruning_scores  # noqa: E402
+from hf_attn_ext.probe import ContextSimilarityProbe, PruningScores, pruning_scores  # noqa: E402
 
 Head = tuple[int, int]
-TEST = {"reviews": 40, "speeches": 10}  # texts that errors are measured on
 LABELS = {
     "score": "signal x power",
     "magnitude": "magnitude",
@@ -70,16 +81,27 @@ def pruned(model: torch.nn.Module, heads: list[Head], scores: PruningScores, mod
             each.bias.copy_(bias)
 
 
+def scores_of(corpus: str, model: torch.nn.Module, tokenizer: Any, texts: list[str], seed: int) -> PruningScores:
+    """The scores of all heads; where a corpus has segments instead of sentences, its signal is that of segments."""
+    scores = pruning_scores(model, tokenizer, texts, **limits(corpus), seed=seed)
+    boundaries = CORPORA[corpus]["boundaries"]
+    if boundaries is None:
+        return scores
+    percent = scores.settings["percent"]
+    settings = {"percents": (percent,), "sample": 0, "controls": (), "seed": seed}
+    with ContextSimilarityProbe(model, tokenizer, **settings) as probe:
+        probe.feed(texts, **limits(corpus), boundaries=boundaries)
+    signal = probe.statistics().get("signal", percent=percent).values
+    return dataclasses.replace(scores, signal=signal, score=signal * scores.power)
+
+
 def measure(corpus: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row for each way of pruning and each share of heads."""
-    from transformers import AutoModel, AutoTokenizer
-
-    model, tokenizer = AutoModel.from_pretrained(ensure("minilm")), AutoTokenizer.from_pretrained(ensure("minilm"))
-    size = CORPORA[corpus]["size"]
-    train = read_texts(corpus, "train", options.texts or CORPORA[corpus]["texts"], options.seed)
-    test = sorted(read_texts(corpus, "test", options.test or TEST[corpus], 7), key=len)
-    limits = {"batch_size": size, "truncation": True, "max_length": MAX_LENGTH}
-    scores = pruning_scores(model, tokenizer, train, **limits, seed=options.seed)
+    its, out = CORPORA[corpus], Path(options.out)
+    model, tokenizer = opened(corpus)
+    train = read_texts(corpus, "train", options.texts or its["texts"], options.seed, out)
+    test = sorted(read_texts(corpus, "test", options.test or its["pruned_test"], 7, out), key=len)
+    scores = scores_of(corpus, model, tokenizer, train, options.seed)
     shape = scores.score.shape
     every = list(itertools.product(range(shape[0]), range(shape[1])))
     by = {
@@ -89,7 +111,7 @@ def measure(corpus: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         "signal": scores.signal,
         "last": np.broadcast_to(-np.arange(shape[0])[:, None], shape),
     }
-    data = batches(tokenizer, test, MAX_LENGTH, size)
+    data = batches(tokenizer, test, MAX_LENGTH, its["size"])
     expected = hidden_states(model, data)
 
     def error(heads: list[Head], mode: str) -> float:
@@ -133,25 +155,27 @@ def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each corpus and way of pruning: errors over the share of pruned heads."""
+    """A row for each corpus, a panel for each way of pruning: errors over the share of pruned heads."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     runs = list(dict.fromkeys((row["corpus"], row["mode"]) for row in rows))
-    figure = Figure(figsize=(1.2 + 3.2 * len(runs), 3.8), layout="constrained")
-    axes = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
+    corpora = len({corpus for corpus, _ in runs})
+    figure = Figure(figsize=(7.6, 0.6 + 3.2 * corpora), layout="constrained")
+    axes = figure.subplots(corpora, 2, squeeze=False, sharey="row").ravel()
     colours = dict(zip(LABELS, ("#0b6e4f", "#30459c", "#5a8fd6", "#d1853b", "#8a8f98"), strict=True))
     for axis, (corpus, mode) in zip(axes, runs, strict=True):
         its = [row for row in rows if (row["corpus"], row["mode"]) == (corpus, mode)]
         shares = [100 * row["share"] for row in its]
         for row, share in zip(its, shares, strict=True):
             axis.scatter([share] * len(row["all_random"]), row["all_random"], s=10, color="#e0a0a0", zorder=1)
-        axis.plot(shares, [row["random"] for row in its], color="#b23b3b", marker="_", label="mean of random sets")
+        axis.plot(
+            shares, [row["random"] for row in its], color="#b23b3b", marker="_", label="mean of random sets (dots)"
+        )
         for name, label in LABELS.items():
-            width = 2.2 if name == "score" else 1.1
-            axis.plot(
-                shares, [row[name] for row in its], color=colours[name], marker="o", markersize=3, lw=width, label=label
-            )
+            look = {"lw": 3.6} if name == "score" else {"lw": 1.1, "ls": "--" if name == "power" else "-"}
+            look |= {"color": colours[name], "marker": "o", "markersize": 3, "label": label}
+            axis.plot(shares, [row[name] for row in its], **look)  # the score is wide: power often lies on it
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter(ScalarFormatter())
@@ -160,7 +184,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_xlabel("% of heads pruned")
         axis.set_title(f"{corpus}, replaced by {'zero' if mode == 'zero' else 'their mean'}", fontsize=10)
         axis.grid(True, axis="y", color="#e6e6e6", linewidth=0.6)
-    axes[0].set_ylabel("relative error of the last hidden states")
+    for axis in axes[::2]:
+        axis.set_ylabel("relative error of the last hidden states", fontsize=9)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     with written_beside(path) as beside:
@@ -169,7 +194,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpora", default="speeches", help=f"of {', '.join(CORPORA)}, with commas")
+    add_options(parser, "speeches")
     parser.add_argument("--shares", default="0.1,0.25,0.5", help="of heads to prune, with commas")
     parser.add_argument("--draws", type=int, default=10, help="random sets of heads")
     parser.add_argument("--texts", type=int, help="for the scores; default: by corpus")
@@ -194,13 +219,10 @@ def run(options: argparse.Namespace) -> int:
     options.shares = shares
     if options.draws < 2:
         raise AttnExtError(f"--draws must be at least 2, got {options.draws}")
-    rows = [row for corpus in corpora_of(options.corpora) for row in measure(corpus, options)]
-    out = Path(options.out)
+    corpora = corpora_of(options.model, options.corpora, "speeches")
+    rows = [row for corpus in corpora for row in measure(corpus, options)]
+    out = new_folder(Path(options.out))
     text = "\n".join(lines(rows, options.draws)) + "\n"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AttnExtError(f"cannot write {str(out)!r}: {error.strerror or error}") from None
     write_text(out / "results.json", json.dumps({**made(options), "rows": rows}, indent=1))
     write_text(out / "results.md", text)
     draw(rows, out / "results.png")

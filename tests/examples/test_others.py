@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from examples import choose_layers, compare_kernels, hasse_pages, hybrid_layers, order_pages, peft_lora, prune_heads
+from hf_attn_ext.probe import pruning_scores
+from tests.training import small
 
 
 def test_peft_lora(tiny_assets, tmp_path, capsys):
@@ -112,6 +114,82 @@ def test_choose_layers(tiny_assets, tmp_path, capsys):
     ):
         assert choose_layers.main([*arguments, "--test", "6", *wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def tiny_reactions(tiny_assets):
+    """A model of three layers and lines of molecules under the names of the second model's; return the lines."""
+    small.save_model(tiny_assets / "rxnfp", max_position_embeddings=140, num_hidden_layers=3)
+    texts = [row["text"] for row in small.rows(180, seed=5)]
+    lines = [f"{a}.{b}>>{c} {i}" for i, (a, b, c) in enumerate(zip(texts[::3], texts[1::3], texts[2::3], strict=True))]
+    (tiny_assets / "rxnfp" / "reactions.txt").write_text("".join(f"{line}\n" for line in lines))
+    return lines
+
+
+@pytest.mark.parametrize("example", [choose_layers, prune_heads])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "rxnf"], "unknown model 'rxnf'. Did you mean 'rxnfp'? There are: minilm, rxnfp"),
+        (
+            ["--model", "rxnfp", "--corpora", "reviews"],
+            "corpus 'reviews' is not for --model rxnfp, which reads reactions",
+        ),
+        (
+            ["--corpora", "speeches,reactions"],
+            "corpus 'reactions' is not for --model minilm, which reads reviews, speeches",
+        ),
+    ],
+)
+def test_models_have_their_corpora(tiny_assets, capsys, example, arguments, message):
+    assert example.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_choose_layers_of_the_second_model(tiny_reactions, tmp_path, capsys):
+    arguments = [
+        "--model",
+        "rxnfp",
+        "--keep",
+        "1,2",
+        "--steps",
+        "2",
+        "--num-features",
+        "4",
+        "--texts",
+        "8",
+        "--test",
+        "4",
+    ]
+    arguments += ["--seeds", "0", "--choices", "2", "--draws", "3", "--out", str(tmp_path / "out")]
+    assert choose_layers.main(arguments) == 0
+    assert "of 3 |" in (printed := capsys.readouterr().out) and "| reactions | 0 |" in printed
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["layer"] for row in report["heads"]] == [0, 1, 2] and report["settings"]["model"] == "rxnfp"
+    errors = json.loads((tmp_path / "out" / "reactions-0" / "errors-4.json").read_text())
+    for row in report["rows"]:
+        assert row["there_are"] == 3 and len(row["all"]) == 2 and row["choices"] in (2, 3)
+        assert row["error"] == errors[",".join(map(str, row["suggested"]))]
+        assert row["rank"] == 1 + sum(error < row["error"] for error in row["all"])
+    stage1 = json.loads((tmp_path / "out" / "reactions-0" / "stage1" / "results.json").read_text())
+    assert stage1["config"]["model"]["name"].endswith("rxnfp")
+    parts = [(tmp_path / "out" / "reactions" / f"{name}.txt").read_text() for name in ("train", "validation", "test")]
+    assert "".join(parts).splitlines() == tiny_reactions and [part.count("\n") for part in parts] == [48, 6, 6]
+    assert choose_layers.main([*arguments, "--choices", "0"]) == 2
+    assert "--choices must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_prune_heads_of_the_second_model(tiny_reactions, tmp_path, capsys):
+    arguments = ["--model", "rxnfp", "--draws", "2", "--texts", "8", "--test", "4", "--out", str(tmp_path / "out")]
+    assert prune_heads.main(arguments) == 0
+    assert "| reactions | their mean |" in capsys.readouterr().out
+    model, tokenizer = prune_heads.opened("reactions")
+    plain = pruning_scores(model, tokenizer, tiny_reactions)
+    found = prune_heads.scores_of("reactions", model, tokenizer, tiny_reactions, 0)
+    assert (plain.signal == 1).all()  # a reaction is one sentence
+    assert (found.signal < 1).all() and found.power == pytest.approx(plain.power)
+    assert (found.score == found.signal * found.power).all()
 
 
 def test_prune_heads(tiny_assets, tmp_path, capsys):
