@@ -115,7 +115,7 @@ def _parts(text: str | None, read: Any) -> list[Any] | None:
 
 
 def _number_or_name(part: str) -> int | str:
-    return int(part) if part.isdigit() else part
+    return int(part) if part.isdecimal() else part
 
 
 def _number(option: str, kind: type, part: str) -> Any:

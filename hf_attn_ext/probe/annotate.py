@@ -84,6 +84,20 @@ def check_language(language: str) -> None:
         raise AttnExtError(f"language must be a code in small letters such as 'en' or 'de', got {short(language)}")
 
 
+def lone_surrogate(text: str) -> int | None:
+    """Where half of a surrogate pair stands, which no tokenizer reads; None where there is none.
+
+    Example:
+        >>> lone_surrogate("ab"), lone_surrogate("a\\ud800")
+        (None, 1)
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
 def padding_id(tokenizer: Any) -> int:
     """The id to pad with; any will do where the tokenizer has none, for padding is masked."""
     return next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
@@ -127,6 +141,8 @@ def annotate(
     for number, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise AttnExtError(f"text {number} is a {type(text).__name__}, not a string")
+        if (at := lone_surrogate(text)) is not None:
+            raise AttnExtError(f"text {number}: {text[at]!r} at character {at} is half of a character; mend it")
         if not text.strip():
             raise AttnExtError(f"text {number} is blank: it has no sentence; leave it out")
     encoded = tokenizer(

@@ -1,4 +1,4 @@
-"""How much of a head's attention goes to the nearest tokens: what a kernel of contents follows worst."""
+"""How much of a head's attention goes to the nearest tokens, which a kernel of contents cannot tell apart by place."""
 
 from __future__ import annotations
 

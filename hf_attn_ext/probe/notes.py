@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ..integration.capturable import Layer
 
 
@@ -16,6 +18,8 @@ def notes(
     part: bool,
     left_out: tuple[int, int],
     draws: float,
+    unknown: Sequence[str],
+    dtype: torch.dtype,
 ) -> list[str]:
     """Sentences for :attr:`.results.ProbeStatistics.notes`.
 
@@ -26,12 +30,23 @@ def notes(
         part: whether the model has more.
         left_out: how many rows of attention maps could not be normalised again, and how many there are.
         draws: how many equal documents these would be, from :func:`.sums.equal_draws`.
+        unknown: separators that the vocabulary has not.
+        dtype: of the model's first parameter.
     """
     found = []
     if not counts["sentences"]:
         found.append("No sentences were known: sentence statistics need probe.feed(texts), which has the offsets.")
     if not tokenizer:
         found.append("Without a tokenizer, special tokens are those of the model's configuration.")
+    elif unknown:
+        left = "there are no others" if len(unknown) == len(settings["separators"]) else "the others are taken"
+        shown = " and ".join(f'"{one}"' for one in unknown)
+        found.append(f"The tokenizer's vocabulary has no token {shown}, a separator: {left}.")
+    if dtype.itemsize < 4:
+        found.append(
+            f"The model computed in {str(dtype).removeprefix('torch.')}, whose rounding hangs on the shape of a batch: "
+            "with other batches many near pairs change places. Load it in float32 for numbers that batches do not move."
+        )
     if part:
         found.append(
             f"Only layers {', '.join(str(layer.index) for layer in layers)} were looked at: early, middle and last are "

@@ -124,7 +124,9 @@ class ContextSimilarityProbe:
         )
         check_tokenizer(tokenizer)
         special = special_ids(tokenizer) if tokenizer is not None else config_special_ids(model)
-        known = None if tokenizer is None else token_ids(tokenizer, settings.separators)
+        self._unknown = [one for one in settings.separators if tokenizer is None or not token_ids(tokenizer, [one])]
+        none = len(self._unknown) == len(settings.separators)
+        known = None if none else token_ids(tokenizer, settings.separators)
         self._stream = Stream(settings, special, known)
         self._kept = KeptMatrices([layer.index for layer in self.layers], "matrices" in self.keep)
         self._open: contextlib.ExitStack | None = None
@@ -258,9 +260,13 @@ class ContextSimilarityProbe:
         with stream.lock:
             counts = dict(stream.counts)
             if not counts["texts"]:
-                seen = f"{counts['skipped']} texts, each of one token" if counts["skipped"] else "no forward pass"
+                if counts["skipped"]:
+                    raise AttnExtError(
+                        f"the probe has seen {counts['skipped']} texts, each of one token or none that is not special: "
+                        "there are no pairs; give longer texts"
+                    )
                 raise AttnExtError(
-                    f"the probe has seen {seen}; run model(**inputs) or probe.feed(texts) inside the block"
+                    "the probe has seen no forward pass; run model(**inputs) or probe.feed(texts) inside the block"
                 )
             layers, heads, percents = settings["layers"], list(settings["heads"]), settings["percents"]
             found = pair_statistics(stream.sums, "dot", "all", layers, heads, percents)
@@ -281,7 +287,17 @@ class ContextSimilarityProbe:
             },
             counts,
             settings,
-            notes(counts, settings, self.tokenizer is not None, self.layers, self._part, left_out, draws),
+            notes(
+                counts,
+                settings,
+                self.tokenizer is not None,
+                self.layers,
+                self._part,
+                left_out,
+                draws,
+                self._unknown,
+                next(self.model.parameters()).dtype,
+            ),
         )
 
     def report(self, path: str | os.PathLike, texts: Sequence[str] = (), **options: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -236,18 +237,31 @@ def _identity(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: Cor
         "bootstrap draws": "documents",
         "content of the texts": corpus.digest(),
         "weights of the model": _fingerprint(model),
+        "configuration of the model": _configuration(model),
         "token ids": hashlib.blake2b(json.dumps(first).encode(), digest_size=16).hexdigest(),
     }
 
 
 def _fingerprint(model: nn.Module) -> str:
-    """A hash of some thousand entries of every parameter: training changes it, and it takes no time."""
+    """A hash of some thousand entries of every parameter and buffer, such as a kernel's random directions.
+
+    Training changes it, as another seed does, and it takes no time.
+    """
     digest = hashlib.blake2b(digest_size=16)
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().flatten()
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        flat = tensor.detach().flatten()
         few = flat[:: max(1, flat.numel() // 4096)].to("cpu", torch.float64)
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode() + few.numpy().tobytes())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + few.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _configuration(model: nn.Module) -> str:
+    """A hash of what the model's configuration says, its mask and its attention backend among it."""
+    config = getattr(model, "config", None)
+    said = config.to_dict() if config is not None else {}
+    said["attn_implementation"] = getattr(config, "_attn_implementation", None)
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _check_length(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> None:

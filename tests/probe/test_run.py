@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeConfig, ProbeStatistics, load_probe_config
 from hf_attn_ext.probe.run import provenance, run_statistics, write_rows
@@ -92,6 +93,28 @@ def test_other_weights_and_other_texts_are_refused(config, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:-1]) + "\n")
     with pytest.raises(AttnExtError, match="content of the texts"):
         run(config)
+
+
+@pytest.mark.parametrize("change", ["buffer", "mask", "backend"])
+def test_another_buffer_mask_or_backend_is_refused(config, change):
+    """What is no parameter and still decides what heads compare, such as a kernel's random directions."""
+    run(config)
+    model, said = planted.small_bert(), "configuration of the model"
+    if change == "buffer":
+        model.register_buffer("directions", torch.ones(3), persistent=False)
+        said = "weights of the model"
+    elif change == "mask":
+        hax.set_mask(model, "causal")
+    else:
+        model.set_attn_implementation("eager")
+    with pytest.raises(AttnExtError, match=said):
+        run(config, model)
+
+
+def test_half_a_character_is_named(config, tmp_path):
+    (tmp_path / "texts.jsonl").write_text('{"text": "word1 word2"}\n{"text": "word1 \\ud800"}\n')
+    with pytest.raises(AttnExtError, match=r"line 2: '\\ud800' at character 6 is half of a character"):
+        run(dataclasses.replace(config, texts=[str(tmp_path / "texts.jsonl")]))
 
 
 def test_a_full_disk_leaves_the_state_before_it(config, monkeypatch):

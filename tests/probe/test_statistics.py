@@ -14,7 +14,7 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
 from hf_attn_ext.integration.attention_maps import attention_map
 from hf_attn_ext.integration.capture import ForwardPass, HeadOutputs, capturable_layers, capture
-from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, measures, similarity
+from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, findings, measures, similarity
 from hf_attn_ext.probe.stream import Settings, Stream, fed
 from hf_attn_ext.probe.summarise import _overlap
 
@@ -199,6 +199,25 @@ def test_texts_that_are_drawn_together_say_nothing_of_others(tokenizer, names):
     assert all(np.isnan(each.excess_interval).all() for each in statistics.statistics)
     several = probed(planted.small_bert(), tokenizer, planted.make_texts(4), documents=names and ["a", *names[1:]])
     assert np.isfinite(several.statistics().get("distance").interval).all()
+
+
+def test_separators_that_the_vocabulary_lacks_are_said_and_never_zero(tokenizer):
+    texts, model = planted.make_texts(20), planted.small_bert()
+    some = probed(model, tokenizer, texts, separators=[".", "§"]).statistics()
+    assert some.notes == ['The tokenizer\'s vocabulary has no token "§", a separator: the others are taken.']
+    assert (some.get("separator_focus").values > 0).all()
+    for none in (["§", "¶"], []):
+        lacking = probed(model, tokenizer, texts, separators=none).statistics()
+        assert np.isnan(lacking.get("separator_focus").values).all() and len(lacking.notes) == bool(none)
+        assert not any(finding.key == "separators_last" for finding in findings(lacking))
+        assert np.isfinite(lacking.get("region").values).all()
+
+
+def test_half_precision_is_said(tokenizer):
+    texts = planted.make_texts(20)
+    found = probed(planted.small_bert().bfloat16(), tokenizer, texts).statistics()
+    assert "computed in bfloat16" in found.notes[0]
+    assert not probed(planted.small_bert(), tokenizer, texts).statistics().notes
 
 
 def test_few_documents_are_said(tokenizer):
