@@ -194,8 +194,8 @@ def _within(one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
     means = one.values.mean(1)
     best = int(means.argmax())
     text = (
-        f"in {int((means > 0.33).sum())} of {len(means)} layers more than 33% of high pairs lie inside one sentence, "
-        f"most in layer {one.layers[best]}: {{value}}; the chance level decides what that is worth"
+        f"in {int((means > 1 / 3).sum())} of {len(means)} layers more than a third of high pairs lie inside one "
+        f"sentence, most in layer {one.layers[best]}: {{value}}; the chance level decides what that is worth"
     )
     claim = "more than 33% of strong pairs lie inside one sentence"
     return [*found, _finding("within_third", claim, text, one, best, None)]

@@ -7,7 +7,7 @@ import numpy as np
 import planted
 import pytest
 import torch
-from transformers import BertForMaskedLM, GPT2Config, GPT2Model
+from transformers import BertForMaskedLM, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
 
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
@@ -25,6 +25,13 @@ def small_gpt():
     torch.manual_seed(1)
     sizes = dict(n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3)
     return GPT2Model(GPT2Config(vocab_size=len(planted.VOCABULARY), bos_token_id=2, eos_token_id=3, **sizes)).eval()
+
+
+def small_llama():
+    torch.manual_seed(2)
+    sizes = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, max_position_embeddings=64)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3)
+    return LlamaModel(LlamaConfig(vocab_size=len(planted.VOCABULARY), pad_token_id=0, **sizes, **heads)).eval()
 
 
 def probed(model, tokenizer, texts, batch_size=4, documents=None, **options):
@@ -148,6 +155,43 @@ def test_plain_passes_count_the_same_but_for_sentences(tokenizer):
     mixed = probe.statistics()
     assert mixed.get("within_sentence").texts == 4 and mixed.get("distance").texts == 8
     assert np.allclose(mixed.get("signal").values, fed_.get("signal").values, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [planted.small_bert, small_gpt, small_llama])
+def test_padding_on_either_side_of_plain_passes_changes_nothing(make, tokenizer):
+    """``feed`` pads on the right whatever the tokenizer says; a pass of one's own may be padded on the left."""
+    model, found = make().double(), []
+    texts = planted.make_texts(4) + planted.make_texts(4, sentences=2, seed=1)
+    for side in ("left", "right"):
+        inputs = tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
+        assert (inputs["attention_mask"][:, 0] == 0).any() == (side == "left")
+        inputs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+        with ContextSimilarityProbe(model, tokenizer, sample=1) as probe, torch.no_grad():
+            model(**inputs)
+        found.append(probe.statistics())
+    assert found[0].counts == found[1].counts
+    same(*found)
+
+
+@pytest.mark.parametrize("make", [planted.small_bert, small_llama])
+def test_flex_attention_is_read_without_its_map_and_refused_with_it(make, tokenizer):
+    model, texts = make(), planted.make_texts(3)
+    expected = probed(model, tokenizer, texts, sample=0, controls=()).statistics()
+    model.set_attn_implementation("flex_attention")
+    same(expected, probed(model, tokenizer, texts, sample=0, controls=()).statistics(), 1e-6)
+    with pytest.raises(AttnExtError, match="sample=0"):
+        probed(model, tokenizer, texts)
+
+
+def test_kept_matrices_cost_their_size(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(6)
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    with ContextSimilarityProbe(model, tokenizer, keep="matrices") as probe, torch.no_grad():
+        model(**inputs)
+    count, length = inputs["input_ids"].shape
+    held = {each.data_ptr(): each.untyped_storage().nbytes() for each in (probe.matrices(0), probe.matrices(1))}
+    assert len(held) == 2 and sum(held.values()) == 2 * count * 2 * length**2 * 4
+    assert probe.nbytes == 0
 
 
 def test_documents_are_drawn_whole_and_change_intervals_alone(tokenizer):
@@ -300,6 +344,20 @@ def test_planted_sentences_are_found(tokenizer):
     # the full stops, equal too, are all in different sentences
     assert within.values[0, 0] > 0.5 and within.excess_interval[0, 0, 0] > 0.25
     assert within.excess_matched_interval[0, 0, 0] > 0.05 and 0.15 < within.chance[0, 0] < 0.25
+
+
+def test_shuffled_tokens_give_intervals_that_contain_chance(tokenizer):
+    """The texts of the test before: sentences stay where they were, and what was planted in them is gone."""
+    inside = []
+    for seed in range(4):
+        with ContextSimilarityProbe(planted.planted_bert(), tokenizer, sample=0, seed=seed) as probe:
+            probe.feed(planted.sentence_texts(40), shuffle_tokens=True)
+        for percent in (1, 2, 5):
+            within = probe.statistics().get("within_sentence", percent)
+            for bounds in (within.excess_interval[0, 0], within.excess_matched_interval[0, 0]):
+                inside.append(bounds[0] <= 0 <= bounds[1])
+                assert np.abs(bounds).max() < 0.15  # planted, it is above 0.25
+    assert np.mean(inside) >= 0.75  # 24 of them, of four draws: they go together
 
 
 def test_noise_gives_intervals_that_contain_chance(tokenizer):
