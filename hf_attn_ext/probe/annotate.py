@@ -84,18 +84,14 @@ def check_language(language: str) -> None:
         raise AttnExtError(f"language must be a code in small letters such as 'en' or 'de', got {short(language)}")
 
 
-def lone_surrogate(text: str) -> int | None:
-    """Where half of a surrogate pair stands, which no tokenizer reads; None where there is none.
-
-    Example:
-        >>> lone_surrogate("ab"), lone_surrogate("a\\ud800")
-        (None, 1)
-    """
+def check_characters(text: str, where: str) -> None:
+    """Raise, naming ``where`` it comes from, if half of a surrogate pair stands in it, which no tokenizer reads."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        return error.start
-    return None
+        half = text[error.start]
+        message = f"{where}: {half!r} at character {error.start} is half of a character; mend it"
+        raise AttnExtError(message) from None
 
 
 def padding_id(tokenizer: Any) -> int:
@@ -141,8 +137,7 @@ def annotate(
     for number, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise AttnExtError(f"text {number} is a {type(text).__name__}, not a string")
-        if (at := lone_surrogate(text)) is not None:
-            raise AttnExtError(f"text {number}: {text[at]!r} at character {at} is half of a character; mend it")
+        check_characters(text, f"text {number}")
         if not text.strip():
             raise AttnExtError(f"text {number} is blank: it has no sentence; leave it out")
     encoded = tokenizer(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import AttnExtError, suggest
-from .annotate import lone_surrogate
+from .annotate import check_characters
 from .cutting import Cut, by_tokens, whole_texts
 
 FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
@@ -79,8 +79,7 @@ def read_corpus(
             if not isinstance(text, str):
                 what = "is empty" if text is None else f"is {text!r}, not text"
                 raise AttnExtError(f"{name}, {place}: {column!r} {what}")
-            if (at := lone_surrogate(text)) is not None:
-                raise AttnExtError(f"{name}, {place}: {text[at]!r} at character {at} is half of a character; mend it")
+            check_characters(text, f"{name}, {place}")
             pieces, rest = cut.with_rest(text) if isinstance(cut, by_tokens) else (cut(text), 0)
             left += rest
             blank += not pieces
