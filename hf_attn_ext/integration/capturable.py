@@ -125,6 +125,13 @@ def config_special_ids(model: nn.Module) -> set[int]:
     return {one for one in flat if isinstance(one, int)}
 
 
+def configuration_of(model: nn.Module) -> dict[str, Any]:
+    """All that its configuration says, masks and what was converted among it, and its attention backend."""
+    config = _config_of(model)
+    said = config.to_dict() if hasattr(config, "to_dict") else {}
+    return {**said, "attn_implementation": getattr(config, "_attn_implementation", None)}
+
+
 def max_tokens(model: nn.Module) -> int | None:
     """How many tokens a text may have, special tokens included; None where the configuration does not say."""
     config = _config_of(model)

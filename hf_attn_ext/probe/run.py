@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import AttnExtError
 from ..files import written_beside
-from ..integration.capturable import max_tokens
+from ..integration.capturable import configuration_of, max_tokens
 from ..processes import check_processes
 from ..progress import Progress
 from .browser import browse, choose_texts
@@ -256,11 +256,8 @@ def _fingerprint(model: nn.Module) -> str:
 
 
 def _configuration(model: nn.Module) -> str:
-    """A hash of what the model's configuration says, its mask and its attention backend among it."""
-    config = getattr(model, "config", None)
-    said = config.to_dict() if config is not None else {}
-    said["attn_implementation"] = getattr(config, "_attn_implementation", None)
-    text = json.dumps(said, sort_keys=True, default=str)
+    """A hash of what the model's configuration says."""
+    text = json.dumps(configuration_of(model), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

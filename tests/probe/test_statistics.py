@@ -335,85 +335,6 @@ def test_results_as_json_rows_and_back(tokenizer, tmp_path):
         ProbeStatistics.from_json(tmp_path / "other.json")
 
 
-@pytest.mark.parametrize(
-    "texts, options, message",
-    [
-        ([], {}, "the list is empty"),
-        ("one string", {}, "got one string"),
-        (["Word1 word2.", "  "], {}, "text 1 is blank"),
-        (["Word1.", 3], {}, "text 1 is a int"),
-        (["Word1 word2."] * 5 + ["word1 " * 70], {}, "text 5 has 72 tokens, the model takes 64.*truncation=True"),
-        (["Word1 word2."], {"batch_size": 0}, "batch_size"),
-    ],
-)
-def test_wrong_texts_are_one_line(texts, options, message, tokenizer):
-    model = planted.small_bert().train()
-    with ContextSimilarityProbe(model, tokenizer) as probe:
-        with pytest.raises(AttnExtError, match=message) as caught:
-            probe.feed(texts, **options)
-    assert "\n" not in str(caught.value) and model.training and model.encoder.training
-
-
-def test_wrong_uses_are_one_line(tokenizer):
-    model, texts = planted.small_bert(), planted.make_texts(2)
-    probe = ContextSimilarityProbe(model, tokenizer)
-    with pytest.raises(AttnExtError, match="inside the block"):
-        probe.feed(texts)
-    with pytest.raises(AttnExtError, match="no forward pass"):
-        probe.statistics()
-    with pytest.raises(AttnExtError, match="keeps no matrices"):
-        probe.matrices(0)
-    with probe, pytest.raises(AttnExtError, match="entered already"):
-        probe.__enter__()
-    with probe:
-        probe.feed(["word1"])
-        with pytest.raises(AttnExtError, match="1 texts, each of one token"):
-            probe.statistics()
-        with pytest.raises(AttnExtError, match="embeddings"):
-            model(inputs_embeds=torch.zeros(1, 4, 16))
-    with pytest.warns(UserWarning, match="without a tokenizer"), ContextSimilarityProbe(model) as bare:
-        with pytest.raises(AttnExtError, match="needs the model's tokenizer"):
-            bare.feed(texts)
-    with ContextSimilarityProbe(model, tokenizer, keep="matrices") as matrices:
-        matrices.feed(texts)
-    with pytest.raises(AttnExtError, match="keeps no statistics"):
-        matrices.statistics()
-    with pytest.raises(AttnExtError, match="differ in seed: 0 here, 1 there"):
-        probe.merge(ContextSimilarityProbe(model, tokenizer, seed=1))
-    with pytest.raises(AttnExtError, match="no state of a probe"):
-        probe.merge({"settings": {}})
-
-
-def test_probes_that_were_fed_otherwise_do_not_merge(tokenizer):
-    model, texts = planted.small_bert(), planted.make_texts(3)
-    options = {"bootstrap": 2, "controls": ("cosine",)}
-    by_projection = options | {"projections": "*.layer.[01].attention.output.dense"}
-
-    def fed_with(settings, **how):
-        with ContextSimilarityProbe(model, tokenizer, **settings) as probe:
-            probe.feed(texts, **how)
-        return probe
-
-    for settings, how, said in (
-        (options, {"shuffle_tokens": True}, "differ in shuffle_tokens: False here, True there"),
-        (options, {"boundaries": ["."]}, r"differ in segments: 'sentences' here, \('.',\) there"),
-        (by_projection, {}, "differ in projected: False here, True there"),
-    ):
-        probe, other = fed_with(options), fed_with(settings, **how)
-        for state in (other, other.state_dict(), json.loads(json.dumps(other.state_dict()["settings"]))):
-            state = (
-                state if not isinstance(state, dict) or "sums" in state else other.state_dict() | {"settings": state}
-            )
-            with pytest.raises(AttnExtError, match=said):
-                probe.merge(state)
-        assert probe.statistics().counts["texts"] == 3
-    with ContextSimilarityProbe(model, tokenizer, **options) as probe:
-        probe.merge(fed_with(options, shuffle_tokens=True))  # it was fed nothing yet
-        assert probe.statistics().settings["shuffle_tokens"] is True
-        with pytest.raises(AttnExtError, match="fed texts with shuffle_tokens True before, now with False"):
-            probe.feed(texts)
-
-
 def test_long_texts_are_taken_in_parts(tokenizer, monkeypatch):
     model, texts = planted.small_bert().double(), planted.make_texts(3)
     whole = probed(model, tokenizer, texts)
@@ -421,29 +342,11 @@ def test_long_texts_are_taken_in_parts(tokenizer, monkeypatch):
     same(whole.statistics(), probed(model, tokenizer, texts).statistics())
 
 
-def test_a_tokenizer_of_another_model_is_one_line(tokenizer):
-    model = planted.small_bert()
-    model.resize_token_embeddings(20)
-    with ContextSimilarityProbe(model, tokenizer) as probe, pytest.raises(AttnExtError, match="model knows 0 to 19"):
-        probe.feed(planted.make_texts(2))
-
-
 def test_one_text_gives_no_interval(tokenizer):
     statistics = probed(planted.small_bert(), tokenizer, planted.make_texts(1)).statistics()
     each = statistics.get("within_sentence")
     assert each.texts == 1 and np.isnan(each.interval).all() and np.isfinite(each.values).all()
     assert "too narrow" in statistics.notes[-1]
-
-
-def test_truncation_and_the_longest_text(tokenizer):
-    model = planted.small_bert()
-    with ContextSimilarityProbe(model, tokenizer) as probe:
-        probe.feed(["word1 word2 " * 70], truncation=True)
-        assert probe.statistics().counts["tokens"] == 62
-        probe.feed(["word1 word2 " * 70], truncation=True, max_length=12)
-        assert probe.statistics().counts["tokens"] == 72
-        with pytest.raises(AttnExtError, match="12"):
-            probe.feed(["word1 word2 " * 10], max_length=12)
 
 
 def test_attention_under_a_mask_is_the_models_own(tokenizer):
