@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from ..errors import AttnExtError
-from ..integration.capturable import max_tokens
+from ..integration.capturable import max_tokens, token_reader
+from ..integration.capture import HeadOutputs, capture, evaluating
 from .annotate import annotate, segment_starts, sentence_starts
-from .options import special_ids
+from .feeding import read
+from .options import check_ids, special_ids
 from .probe import ContextSimilarityProbe
-from .similarity import high_counts, pairs_of, select_high
+from .similarity import high_counts, pair_values, pairs_of, select_high
+from .texts import text_key
 
 # Of the data in base64, all texts together; the report must stay under 5 MiB.
 BUDGET = 3 * 2**20
@@ -72,6 +74,7 @@ def browse(
     boundaries: Sequence[str] | None = None,
     projections: Sequence[str] | str | None = None,
     num_heads: int | None = None,
+    seed: int = 0,
     budget: int = BUDGET,
 ) -> list[BrowserText]:
     """Run texts through the model and keep what the browser shows.
@@ -82,25 +85,16 @@ def browse(
         percent: which pairs are high.
         max_length: the longest text in tokens, special ones included.
         language, boundaries: for sentences or segments.
-        projections, num_heads: as of the probe.
+        projections, num_heads, seed: as of the probe.
         budget: bytes, of all texts.
 
     Returns:
         One entry a text of two tokens or more; none where the model has so many heads that nothing fits.
     """
     texts = list(texts)
-    probe = functools.partial(
-        ContextSimilarityProbe,
-        model,
-        tokenizer,
-        layers,
-        heads,
-        keep=("matrices",),
-        projections=projections,
-        num_heads=num_heads,
-    )
-    first = probe()
-    maps = len(first.layers) * len(first.heads)
+    named = {"projections": projections, "num_heads": num_heads}
+    probe = ContextSimilarityProbe(model, tokenizer, layers, heads, keep=("matrices",), seed=seed, **named)
+    maps = len(probe.layers) * len(probe.heads)
     while texts:
         limit = int((2 * budget * 3 / 4 / (len(texts) * maps)) ** 0.5)
         if limit >= _LEAST_TOKENS:
@@ -109,15 +103,15 @@ def browse(
     found = []
     for text in texts:
         options = {"language": language, "boundaries": boundaries}
-        one = _browsed(probe, text, percent, min(limit, max_length or limit), options)
+        one = _browsed(probe, text, percent, seed, min(limit, max_length or limit), options)
         found += [one] if one is not None else []
     return found
 
 
 def _browsed(
-    make_probe: Callable[[], ContextSimilarityProbe], text: str, percent: float, limit: int, options: dict[str, Any]
+    probe: ContextSimilarityProbe, text: str, percent: float, seed: int, limit: int, options: dict[str, Any]
 ) -> BrowserText | None:
-    probe = make_probe()
+    """``probe`` says what is looked at; it is not entered."""
     model, tokenizer = probe.model, probe.tokenizer
     length = min(each for each in (limit, _MOST_TOKENS, max_tokens(model)) if each is not None)
     options = {"truncation": True, "max_length": length, **options}
@@ -125,19 +119,24 @@ def _browsed(
     places = np.flatnonzero(~known.special[0] & ~np.isin(known.input_ids[0].numpy(), list(special_ids(tokenizer))))
     if len(places) < 2:
         return None
-    with probe:
-        probe.feed([text], 1, **options)
     pairs = pairs_of(len(places))
     counts = high_counts(len(pairs[0]), (percent,))
+    key = text_key(known.input_ids[0].numpy()[places], seed)
+    outputs: dict[int, Tensor] = {}
+
+    def keep(call: HeadOutputs) -> None:
+        call.check_single(probe)
+        outputs[call.layer.index] = call.output[0, probe.heads][:, places].cpu()
+
+    check_ids(known.input_ids, token_reader(model, probe.layers))
+    with evaluating(model), capture(model, keep, layers=probe.layers):
+        read(model, known.input_ids, known.attention_mask, probe.layers)
     values, scales, full, high = [], [], [], []
     for layer in probe.layers:
-        matrices = probe.matrices(layer.index)[0].numpy()
-        if matrices.shape[-1] != known.input_ids.shape[1]:
-            raise AttnExtError("the browser's text was read in two ways; this is a mistake of the package")
-        of_pairs = matrices[:, places][:, :, places].reshape(len(matrices), -1)[:, pairs[2]]
+        of_pairs, norms = pair_values(outputs[layer.index], pairs)
+        chosen = select_high(of_pairs, counts, norms, pairs, key)
         magnitude = np.abs(of_pairs)
         scale = np.maximum(magnitude.max(1), np.finfo(magnitude.dtype).tiny)
-        chosen = select_high(of_pairs, counts, magnitude.mean(1), pairs)
         high.append(np.sort(chosen, axis=1))
         roots = np.sign(of_pairs) * np.sqrt(magnitude / scale[:, None])  # finer where most values are
         values.append(np.rint(128 + 127 * roots).astype(np.uint8))

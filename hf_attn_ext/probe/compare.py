@@ -201,9 +201,9 @@ def _high_and_ranks(outputs: Tensor, text: Text) -> tuple[np.ndarray, np.ndarray
     shape = len(outputs), len(text.pairs[0])
     high, ranks, known = np.zeros(shape, dtype=np.float32), np.zeros(shape), np.zeros(len(outputs), dtype=bool)
     for part in in_parts(len(outputs), text.length):
-        values, scale = pair_values(outputs[part], text.pairs)
-        np.put_along_axis(high[part], select_high(values, text.counts, scale, text.pairs, text.key), 1.0, axis=1)
-        known[part] = np.ptp(values, axis=1) > 2 * TIE * scale
+        values, norms = pair_values(outputs[part], text.pairs)
+        np.put_along_axis(high[part], select_high(values, text.counts, norms, text.pairs, text.key), 1.0, axis=1)
+        known[part] = np.ptp(values, axis=1) > 2 * TIE * np.square(norms).mean(1)
         centred = rankdata(values, axis=1) - (shape[1] + 1) / 2
         length = np.linalg.norm(centred, axis=1)
         ranks[part] = np.where(known[part], 1 / np.where(known[part], length, 1.0), 0.0)[:, None] * centred

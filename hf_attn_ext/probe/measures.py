@@ -160,7 +160,7 @@ def attention_sums(
     among = among.reshape(heads, -1)
     back = flat + gaps * (length - 1)  # j, i in place of i, j
     strength = np.maximum(np.take(among, flat, axis=1), np.take(among, back, axis=1))
-    inside = select_high(strength, text.counts, np.ones(heads), text.pairs, text.key)
+    inside = select_high(strength, text.counts, np.ones((heads, length)), text.pairs, text.key)
     by_gap = _counted(gaps[inside], length, text.counts)
     for level, count in enumerate(text.counts):
         pairs, at = chosen[:, :count], by_gap[level]
@@ -202,8 +202,8 @@ def high_pairs(outputs: Tensor, text: Text) -> np.ndarray:
     """The high pairs of heads' vectors (H, n, d), see :func:`.similarity.select_high`."""
     parts = []
     for heads in in_parts(len(outputs), text.length):
-        values, scale = pair_values(outputs[heads], text.pairs)
-        parts.append(select_high(values, text.counts, scale, text.pairs, text.key))
+        values, norms = pair_values(outputs[heads], text.pairs)
+        parts.append(select_high(values, text.counts, norms, text.pairs, text.key))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

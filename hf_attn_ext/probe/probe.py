@@ -318,7 +318,7 @@ class ContextSimilarityProbe:
         if texts and self._open is not None:
             raise AttnExtError("report(texts=...) runs the model, which would count: call it after the block")
         layers, percent = [layer.index for layer in self.layers], statistics.settings["percents"][0]
-        wanted = {"percent": percent, **self._named}
+        wanted = {"percent": percent, "seed": self._stream.settings.seed, **self._named}
         browsed = browse(self.model, self.tokenizer, texts, layers, self.heads, **wanted) if texts else []
         return write_report(statistics, path, browser=browsed, **options)
 

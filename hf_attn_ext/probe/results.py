@@ -45,8 +45,8 @@ class Statistic:
         percent: which pairs are high; None for statistics of the attention map.
         layers, heads: the numbers of the axes; heads is None for a statistic of a whole layer.
         values: (L, H), or (L,).
-        interval: (L, H, 2), 95% by a bootstrap over texts, or over the documents that they are of; NaN where there is
-            one.
+        interval: (L, H, 2), 95% by a bootstrap over texts, or over the documents that they are of, cut at what
+            a number can be (a share 0 to 1); NaN where there is one.
         chance: (L, H), for pairs drawn by count; NaN where there is no such level.
         chance_matched: (L, H), for pairs drawn at the same distances.
         excess_interval: (L, H, 2), 95% interval of ``values - chance``, texts paired.

@@ -152,6 +152,7 @@ def write_run(run: ProbeRun, model: nn.Module, tokenizer: Any) -> list[Path]:
         boundaries=config.boundaries,
         projections=config.projections,
         num_heads=config.num_heads,
+        seed=statistics.settings["seed"],
     )
     path = write_report(
         statistics,

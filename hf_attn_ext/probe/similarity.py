@@ -18,9 +18,13 @@ from torch import Tensor
 
 from ..errors import AttnExtError
 
-# Similarities closer than this share of the head's mean squared norm are a tie. Above the rounding of float32 models,
-# so that equal outputs tie whatever the batch was.
+# Similarities that differ by less than this share of what their tokens' norms multiply to are a tie. Above the rounding
+# of float32 models, so that equal outputs tie whatever the batch was.
 TIE = 2e-6
+
+# A threshold's ties are judged by the median of the pairs at these ranks above it: a token of far greater norm than the
+# others is in few pairs.
+_RANKS = (0, 4, 8)
 
 _SCRATCH = threading.local()
 
@@ -51,14 +55,14 @@ def pairs_of(length: int) -> Pairs:
 
 
 def pair_values(outputs: Tensor, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """Similarities of all pairs i < j, and the scale that ties are judged by.
+    """Similarities of all pairs i < j, and the norms that ties are judged by.
 
     Args:
         outputs: (H, n, d), the chosen tokens only.
         pairs: :func:`pairs_of` n.
 
     Returns:
-        (H, n(n-1)/2) in :func:`pairs_of`'s order, good until the thread's next call, and (H,): the mean squared norm.
+        (H, n(n-1)/2) in :func:`pairs_of`'s order, good until the thread's next call, and (H, n): the tokens' norms.
 
     Raises:
         AttnExtError: an output that is not finite.
@@ -68,14 +72,14 @@ def pair_values(outputs: Tensor, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     dtype = np.float64 if outputs.dtype == torch.float64 else np.float32
     matrices = _scratch("matrices", (heads, length, length), dtype)
     torch.matmul(outputs, outputs.mT, out=torch.from_numpy(matrices))
-    scale = np.einsum("hii->h", matrices) / length
-    if not np.isfinite(scale).all():
+    norms = np.sqrt(np.einsum("hii->hi", matrices))
+    if not np.isfinite(norms).all():
         raise AttnExtError(
             "a head's outputs are not finite (overflow of half precision?): their similarities mean nothing; load the "
             "model in float32"
         )
     values = _scratch("values", (heads, len(pairs[0])), dtype)
-    return np.take(matrices.reshape(heads, -1), pairs[2], axis=1, out=values, mode="clip"), scale
+    return np.take(matrices.reshape(heads, -1), pairs[2], axis=1, out=values, mode="clip"), norms
 
 
 def _scratch(name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
@@ -96,14 +100,14 @@ def high_counts(pairs: int, percents: Sequence[float]) -> list[int]:
     return [min(pairs, max(1, int(pairs * percent / 100 + 0.5))) for percent in percents]
 
 
-def select_high(values: np.ndarray, counts: Sequence[int], scale: np.ndarray, pairs: Pairs, key: int = 0) -> np.ndarray:
+def select_high(values: np.ndarray, counts: Sequence[int], norms: np.ndarray, pairs: Pairs, key: int = 0) -> np.ndarray:
     """The indices of each head's highest pairs.
 
     Ties at a threshold are broken by a shuffle of the pairs that the text's key alone determines: a head of equal
     outputs gives chance, without a leaning to near or early pairs.
 
     Args:
-        values, scale: from :func:`pair_values`.
+        values, norms: from :func:`pair_values`.
         counts: how many, ascending.
         pairs: :func:`pairs_of` n.
         key: of the text, 64 bits.
@@ -111,13 +115,12 @@ def select_high(values: np.ndarray, counts: Sequence[int], scale: np.ndarray, pa
     Returns:
         (H, counts[-1]) indices into the pairs; the first ``counts[0]`` of a row are its highest, and so on.
     """
-    slack = (TIE * scale).astype(values.dtype)[:, None]
     bound = _lower_bound(values, counts[-1])
-    picked = _candidates(values, bound, slack, counts)
+    picked = _candidates(values, bound, counts, norms, pairs)
     if picked is None:  # the sample misjudged a head, or ties reach below it
         exact = np.partition(values, values.shape[1] - counts[-1], axis=1)[:, values.shape[1] - counts[-1]]
-        picked = _candidates(values, exact - 2 * slack[:, 0], slack, counts)
-    value, pair, thresholds = picked
+        picked = _candidates(values, exact - 2 * TIE * norms.max(1) ** 2, counts, norms, pairs)
+    value, pair, thresholds, slack = picked
     low, high = thresholds - slack, thresholds + slack
     joined = low[:, :-1] <= high[:, 1:]  # thresholds that lie in one tie have one tie to share
     for place in range(len(counts) - 2, -1, -1):
@@ -153,18 +156,18 @@ def _lower_bound(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _candidates(
-    values: np.ndarray, bound: np.ndarray, slack: np.ndarray, counts: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Values from ``bound`` on and their pairs, (H, C) filled up with -inf, and the thresholds (H, P) of the counts.
+    values: np.ndarray, bound: np.ndarray, counts: Sequence[int], norms: np.ndarray, pairs: Pairs
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Values from ``bound`` on and their pairs, (H, C) filled up with -inf; the counts' thresholds and slacks (H, P).
 
     None where they are not all that a selection needs.
     """
-    heads, pairs = values.shape
+    heads, total = values.shape
     if np.isneginf(bound).all():
-        value, pair = values, np.broadcast_to(np.arange(pairs), values.shape)
+        value, pair = values, np.broadcast_to(np.arange(total), values.shape)
     else:
         flat = np.flatnonzero(values >= bound[:, None])
-        starts = np.arange(heads + 1) * pairs
+        starts = np.arange(heads + 1) * total
         found = np.diff(np.searchsorted(flat, starts))
         if (found < counts[-1]).any():
             return None
@@ -172,9 +175,16 @@ def _candidates(
         value, pair = np.full(filled.shape, -np.inf, dtype=values.dtype), np.zeros(filled.shape, dtype=np.int64)
         value[filled], pair[filled] = values.ravel()[flat], flat
         pair -= starts[:-1, None] * filled
-    places = [value.shape[1] - count for count in counts]
-    thresholds = np.partition(value, sorted(set(places)), axis=1)[:, places]
-    return None if (bound > thresholds[:, -1] - slack[:, 0]).any() else (value, pair, thresholds)
+    size = value.shape[1]
+    ranks = [min(size - count + rank, size - 1) for count in counts for rank in _RANKS]
+    levels = np.partition(value, sorted(set(ranks)), axis=1)[:, ranks]
+    there = np.argmax(value[:, None] == levels[:, :, None], axis=2)
+    first, second = (each[np.take_along_axis(pair, there, axis=1)] for each in pairs[:2])
+    row = np.arange(heads)[:, None]
+    products = (norms[row, first] * norms[row, second]).reshape(heads, len(counts), len(_RANKS))
+    slack = (TIE * np.sort(products, axis=2)[:, :, 1]).astype(value.dtype)
+    thresholds = levels[:, :: len(_RANKS)]
+    return None if (bound > thresholds[:, -1] - slack[:, -1]).any() else (value, pair, thresholds, slack)
 
 
 def _drop_excess(near: np.ndarray, pair: np.ndarray, wanted: np.ndarray, pairs: Pairs, key: int) -> None:

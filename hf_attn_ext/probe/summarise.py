@@ -114,6 +114,8 @@ def _statistic(
     """One entry from arrays whose first axis is the sum and its replicates; ``texts`` is how many were counted."""
     alone = drawn_as_one(texts)
 
+    least, most = (1.0, np.inf) if name == "distance" else (0.0, 1.0)
+
     def bounds(each: np.ndarray) -> np.ndarray:
         bounds = interval(each[1:], each[0])
         return np.full(bounds.shape, np.nan) if alone else bounds
@@ -125,7 +127,8 @@ def _statistic(
         list(layers),
         heads,
         values[0],
-        bounds(values),
+        # a bound that no text could give says nothing; shares of attention of a signed kernel may be outside themselves
+        np.clip(bounds(values), np.minimum(values[0], least)[..., None], np.maximum(values[0], most)[..., None]),
         np.array(chance[0]),
         matched[0],
         bounds(values - chance),

@@ -86,8 +86,7 @@ def make_text(
     length = len(ids)
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     types = np.argsort(np.argsort(first))[inverse]
-    digest = hashlib.blake2b(ids.astype("<i8").tobytes(), digest_size=8, key=str(seed).encode()).digest()
-    key = int.from_bytes(digest, "little")
+    key = text_key(ids, seed)
     # what is drawn for a text depends on the text and the seed, never on the batch or the process it came in
     generator = np.random.Generator(np.random.Philox(key=[key, seed % 2**64]))
     drawn = generator.poisson(1.0, replicates)  # also where it is not used: a document changes nothing else
@@ -118,6 +117,12 @@ def make_text(
         shuffles,
         shifts,
     )
+
+
+def text_key(ids: np.ndarray, seed: int) -> int:
+    """64 bits that depend on the token ids (n,) and the seed alone."""
+    digest = hashlib.blake2b(ids.astype("<i8").tobytes(), digest_size=8, key=str(seed).encode()).digest()
+    return int.from_bytes(digest, "little")
 
 
 @functools.lru_cache(maxsize=64)

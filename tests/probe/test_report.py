@@ -8,12 +8,14 @@ import re
 import numpy as np
 import planted
 import pytest
+import torch
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.probe import ContextSimilarityProbe, findings, write_report
+from hf_attn_ext.probe import ContextSimilarityProbe, findings, stream, write_report
 from hf_attn_ext.probe import report as report_module
 from hf_attn_ext.probe.browser import browse, choose_texts
 from hf_attn_ext.probe.figures import draw, save_figures
+from hf_attn_ext.probe.measures import high_pairs
 from hf_attn_ext.probe.similarity import pairs_of
 
 TEXTS = planted.make_texts(24)
@@ -81,6 +83,20 @@ def test_the_browser_has_the_matrices(page, probe, browsed):
         for head in range(2):
             best = set(np.argsort(-matrix[head])[: shown["highCount"]].tolist())
             assert set(high[layer, head].tolist()) == best
+
+
+@torch.no_grad()
+def test_the_browser_breaks_ties_as_the_statistics_do(tokenizer, monkeypatch):
+    model = planted.small_bert()
+    for layer in model.encoder.layer:  # every token's output is the same
+        layer.attention.self.value.weight.zero_()
+        layer.attention.self.value.bias.fill_(1.0)
+    counted = []
+    monkeypatch.setattr(stream, "high_pairs", lambda *given: counted.append(high_pairs(*given)) or counted[-1])
+    with ContextSimilarityProbe(model, tokenizer, percents=(1,), controls=(), seed=3) as probe:
+        probe.feed([TEXTS[0]])
+    shown = browse(model, tokenizer, [TEXTS[0]], seed=3)[0]
+    assert np.array_equal(shown.high, np.sort(np.stack(counted), axis=2))
 
 
 def test_browsed_texts_fit_the_budget(probe):

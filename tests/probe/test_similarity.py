@@ -29,11 +29,11 @@ def test_matrices_have_no_diagonal_and_at_least_float32():
 
 def test_pair_values_are_the_upper_triangle():
     outputs = torch.randn(3, 6, 4, dtype=torch.float64)
-    values, scale = pair_values(outputs, pairs_of(6))
+    values, norms = pair_values(outputs, pairs_of(6))
     first, second, flat = pairs_of(6)
     expected = similarity_matrices(outputs).numpy()[:, first, second]
     assert np.allclose(values, expected) and np.array_equal(flat, first * 6 + second)
-    assert np.allclose(scale, (outputs**2).sum(-1).mean(-1))
+    assert np.allclose(norms, outputs.norm(dim=-1))
 
 
 def test_overflow_is_one_line():
@@ -59,9 +59,9 @@ def test_selected_pairs_are_the_highest(seed, length, heads, kind, dtype):
         values = np.exp(4 * values)
     if kind in ("equal", "zero"):
         values = np.full(values.shape, 0.0 if kind == "zero" else -2.0)
-    values, scale = values.astype(dtype), np.ones(heads)
+    values, norms = values.astype(dtype), np.ones((heads, length))
     counts = high_counts(pairs, (1, 2, 5))
-    chosen = select_high(values, counts, scale, pairs_of(length))
+    chosen = select_high(values, counts, norms, pairs_of(length))
     assert chosen.shape == (heads, counts[-1])
     assert all(len(set(row)) == counts[-1] for row in chosen.tolist())
     ordered = -np.sort(-values.astype(np.float64), axis=1)
@@ -76,10 +76,10 @@ def test_ties_do_not_depend_on_noise_and_do_not_lean_to_near_pairs():
     length, draw = 90, np.random.default_rng(0)
     values = np.zeros((1, length * (length - 1) // 2), dtype=np.float32)
     counts = high_counts(values.shape[1], (1, 2, 5))
-    chosen = select_high(values, counts, np.ones(1), pairs_of(length))
+    chosen = select_high(values, counts, np.ones((1, length)), pairs_of(length))
     for _ in range(5):
         noisy = values + (1e-7 * draw.normal(size=values.shape)).astype(np.float32)
-        again = select_high(noisy, counts, np.ones(1), pairs_of(length))
+        again = select_high(noisy, counts, np.ones((1, length)), pairs_of(length))
         for count in counts:
             assert set(again[0, :count]) == set(chosen[0, :count])
     first, second, _ = pairs_of(length)
@@ -88,13 +88,42 @@ def test_ties_do_not_depend_on_noise_and_do_not_lean_to_near_pairs():
     assert abs(distance.mean() - (second - first).mean()) < 3 * error
 
 
+@pytest.mark.parametrize("outliers", [1, 3, 20])
+@pytest.mark.parametrize("norm", [30.0, 1e3, 1e6])
+def test_tokens_of_great_norm_make_no_ties_of_the_others(norm, outliers):
+    outputs = torch.randn(4, 128, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    outputs[:, torch.arange(outliers) * 3 + 1] *= norm
+    values, norms = pair_values(outputs, pairs_of(128))
+    counts = high_counts(values.shape[1], (1, 2, 5))
+    chosen = select_high(values, counts, norms, pairs_of(128))
+    order = np.argsort(-values, axis=1)
+    for count in counts:
+        assert np.array_equal(np.sort(chosen[:, :count]), np.sort(order[:, :count]))
+
+
+@pytest.mark.parametrize("small", [60, 100])
+def test_equal_outputs_tie_beside_tokens_of_far_smaller_norm(small):
+    draw = torch.Generator().manual_seed(0)
+    outputs = torch.ones(1, 128, 8)
+    outputs[:, :small] = 1e-6
+    counts = high_counts(128 * 127 // 2, (1, 2, 5))
+    if 5 * counts[-1] < (128 - small) * (127 - small):  # only where the equal ones are not all taken
+        first = None
+        for _ in range(5):
+            noisy = outputs * (1 + 1e-7 * torch.randn(outputs.shape, generator=draw))
+            values, norms = pair_values(noisy, pairs_of(128))
+            sets = [set(select_high(values, counts, norms, pairs_of(128), 7)[0, :count].tolist()) for count in counts]
+            first = first or sets
+            assert sets == first
+
+
 def test_a_misleading_sample_is_noticed():
     # every sixteenth pair is high: the bound from the sample is above nearly all that must be chosen
     length = 100
     values = np.random.default_rng(0).normal(size=(2, length * (length - 1) // 2)).astype(np.float32)
     values[:, ::16] += 100
     counts = high_counts(values.shape[1], (1, 2, 10))
-    chosen = select_high(values, counts, np.ones(2), pairs_of(length))
+    chosen = select_high(values, counts, np.ones((2, length)), pairs_of(length))
     expected = np.sort(np.argsort(-values, axis=1)[:, : counts[-1]], axis=1)
     assert np.array_equal(np.sort(chosen, axis=1), expected)
 

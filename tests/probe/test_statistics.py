@@ -342,13 +342,6 @@ def test_long_texts_are_taken_in_parts(tokenizer, monkeypatch):
     same(whole.statistics(), probed(model, tokenizer, texts).statistics())
 
 
-def test_one_text_gives_no_interval(tokenizer):
-    statistics = probed(planted.small_bert(), tokenizer, planted.make_texts(1)).statistics()
-    each = statistics.get("within_sentence")
-    assert each.texts == 1 and np.isnan(each.interval).all() and np.isfinite(each.values).all()
-    assert "too narrow" in statistics.notes[-1]
-
-
 def test_attention_under_a_mask_is_the_models_own(tokenizer):
     model, texts = planted.small_bert(), planted.make_texts(4)
     hax.set_mask(model, "causal")

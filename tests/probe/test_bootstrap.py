@@ -1,4 +1,4 @@
-"""The bootstrap over documents: drawn whole, named, and never an interval without width."""
+"""The bootstrap: documents are drawn whole, intervals are never without width and end where numbers do."""
 
 import numpy as np
 import planted
@@ -82,3 +82,22 @@ def test_every_text_has_its_document(tokenizer, names, said):
     model = planted.small_bert()
     with ContextSimilarityProbe(model, tokenizer) as probe, pytest.raises(AttnExtError, match=said):
         probe.feed(planted.make_texts(3), 2, documents=names)
+
+
+def test_intervals_end_where_numbers_do(tokenizer):
+    """Two texts are so uncertain that shares near 0 or 1 would get bounds outside."""
+    statistics = probed(planted.small_bert(), tokenizer, planted.make_texts(2, sentences=2)).statistics()
+    touched = 0
+    for one in statistics.statistics:
+        low, high = (1, np.inf) if one.name == "distance" else (0, 1)
+        known = one.interval[np.isfinite(one.interval)]
+        assert (known >= low).all() and (known <= high).all()
+        touched += int(((known == low) | (known == high)).sum())
+    assert touched
+
+
+def test_one_text_gives_no_interval(tokenizer):
+    statistics = probed(planted.small_bert(), tokenizer, planted.make_texts(1)).statistics()
+    each = statistics.get("within_sentence")
+    assert each.texts == 1 and np.isnan(each.interval).all() and np.isfinite(each.values).all()
+    assert "too narrow" in statistics.notes[-1]
