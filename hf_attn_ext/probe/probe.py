@@ -19,6 +19,7 @@ from ..integration.capture import ForwardPass, HeadOutputs, capture, evaluating
 from ..integration.projections import projection_layers
 from .annotate import shuffled
 from .feeding import annotated_batches, read
+from .fingerprint import fingerprint
 from .kept import KeptMatrices
 from .notes import notes
 from .options import (
@@ -324,7 +325,7 @@ class ContextSimilarityProbe:
 
     def state_dict(self) -> dict[str, Any]:
         """The streamed statistics as numbers and numpy arrays, for a file or another process."""
-        return self._stream.state_dict()
+        return {**self._stream.state_dict(), "model": fingerprint(self.model)}
 
     @property
     def nbytes(self) -> int:
@@ -336,15 +337,22 @@ class ContextSimilarityProbe:
 
         Raises:
             AttnExtError: the other's layers, heads, percentages, sample or seed are not the same, its heads are read
-                elsewhere, it was fed texts shuffled or in other segments, or it is none.
+                elsewhere, it was fed texts shuffled or in other segments, its model has other weights or another
+                configuration, its texts are counted here already, or it is none.
         """
-        self._stream.merge(other.state_dict() if isinstance(other, ContextSimilarityProbe) else other)
+        state = other.state_dict() if isinstance(other, ContextSimilarityProbe) else other
+        if not (isinstance(state, Mapping) and isinstance(state.get("model"), Mapping)):
+            raise AttnExtError(f"this is no state of a probe: {short(state)}")
+        for what, mine in fingerprint(self.model).items():
+            if state["model"].get(what) != mine:
+                raise AttnExtError(f"the statistics are of another model, of other {what}: they cannot be added")
+        self._stream.merge(state)
 
     def gather(self) -> None:
         """Give every process of an accelerate run the statistics of all of them; with one process nothing changes.
 
         Raises:
-            AttnExtError: the processes have gathered with this probe before.
+            AttnExtError: the processes have gathered with this probe before, or some of them merged the same state.
         """
         from accelerate.utils import gather_object
 
@@ -353,12 +361,14 @@ class ContextSimilarityProbe:
                 "gather was called before: every process has the statistics of all already, and they would be counted "
                 "once a process; gather once, at the end, or make another probe"
             )
-        states = gather_object([self.state_dict()])
+        mine = self._stream.state_dict()
+        states = gather_object([mine])
+        try:
+            self._stream.load(states)
+        except AttnExtError:
+            self._stream.load([mine])
+            raise
         self._gathered = len(states) > 1
-        with self._stream.lock:
-            self._stream.clear()
-        for state in states:
-            self._stream.merge(state)
 
     def _on_layer(self, call: HeadOutputs) -> None:
         call.check_single(self)

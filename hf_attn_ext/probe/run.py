@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from torch import nn
 
 from ..errors import AttnExtError
 from ..files import written_beside
-from ..integration.capturable import configuration_of, max_tokens
+from ..integration.capturable import max_tokens
 from ..processes import check_processes
 from ..progress import Progress
+from .annotate import annotate
 from .browser import browse, choose_texts
 from .config import FREE, ProbeConfig
 from .corpus import Corpus, read_corpus
 from .cutting import Cut, by_tokens, by_words, whole_texts
 from .figures import draw, save_figures
+from .fingerprint import fingerprint
+from .options import special_ids
 from .probe import ContextSimilarityProbe
 from .report import versions, write_report
 from .results import ProbeStatistics
@@ -99,6 +101,7 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
     corpus = read_corpus(config.texts, config.text_column, _cut(config, tokenizer), config.limit, config.seed)
     if not config.truncation:
         _check_texts(model, tokenizer, config, corpus)
+    _check_pairs(model, tokenizer, config, corpus)
     folder = RunFolder(config.out, state.process_index, state.num_processes)
     identity = _identity(model, tokenizer, config, corpus, state.num_processes)
     _claim(folder, identity, state)
@@ -237,29 +240,9 @@ def _identity(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: Cor
         "number of processes": processes,
         "bootstrap draws": "documents",
         "content of the texts": corpus.digest(),
-        "weights of the model": _fingerprint(model),
-        "configuration of the model": _configuration(model),
+        **{f"{what} of the model": its for what, its in fingerprint(model).items()},
         "token ids": hashlib.blake2b(json.dumps(first).encode(), digest_size=16).hexdigest(),
     }
-
-
-def _fingerprint(model: nn.Module) -> str:
-    """A hash of some thousand entries of every parameter and buffer, such as a kernel's random directions.
-
-    Training changes it, as another seed does, and it takes no time.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        flat = tensor.detach().flatten()
-        few = flat[:: max(1, flat.numel() // 4096)].to("cpu", torch.float64)
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + few.numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _configuration(model: nn.Module) -> str:
-    """A hash of what the model's configuration says."""
-    text = json.dumps(configuration_of(model), sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _check_length(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> None:
@@ -283,6 +266,19 @@ def _check_texts(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: 
                     f"{corpus.places[number]}: a text of {len(ids)} tokens, at most {limit} are taken; cut texts with "
                     "--truncation, or documents into several with --words or --tokens"
                 )
+
+
+def _check_pairs(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: Corpus) -> None:
+    """Find out before the folder is taken where no text has two tokens; most often the first one has."""
+    known = list(special_ids(tokenizer))
+    limit = config.max_length or max_tokens(model)
+    for text in corpus.texts:
+        one = annotate([text], tokenizer, truncation=True, max_length=limit, language=config.language)
+        if (~one.special[0] & ~np.isin(one.input_ids[0].numpy(), known)).sum() > 1:
+            return
+    raise AttnExtError(
+        f"{len(corpus):,} texts, each of one token or none that is not special: there are no pairs; give longer texts"
+    )
 
 
 def _counted(texts: Sequence[str], progress: Progress) -> Iterator[str]:

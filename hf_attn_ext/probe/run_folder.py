@@ -14,6 +14,7 @@ from ..files import as_path, write_text, written_beside
 
 MARKER = "probe.json"
 _PARTS = ("sums", "plain")
+_HEAD = ("settings", "counts", "origins", "model")
 _BESIDE = ".hf-attn-ext-"  # how the names of files that are being written begin
 
 
@@ -80,7 +81,7 @@ class RunFolder:
     def save(self, state: dict[str, Any], done: int) -> None:
         """Write a probe's ``state_dict`` and how many of this process's texts it has seen."""
         arrays = {f"{part}:{name}": value for part in _PARTS for name, value in state[part].items()}
-        head = json.dumps({"done": done, "settings": state["settings"], "counts": state["counts"]})
+        head = json.dumps({"done": done, **{name: state[name] for name in _HEAD}})
         with written_beside(self.state) as beside, beside.open("wb") as file:
             np.savez(file, head=np.array(head), **arrays)
 
@@ -95,12 +96,7 @@ class RunFolder:
         try:
             with np.load(self.state, allow_pickle=False) as file:
                 head = json.loads(str(file["head"]))
-                found: dict[str, Any] = {
-                    "settings": head["settings"],
-                    "counts": head["counts"],
-                    "sums": {},
-                    "plain": {},
-                }
+                found: dict[str, Any] = {**{name: head[name] for name in _HEAD}, **{part: {} for part in _PARTS}}
                 for name in file.files:
                     part, colon, key = name.partition(":")
                     if colon:

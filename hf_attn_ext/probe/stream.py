@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
+import uuid
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,8 @@ class Stream:
         self.clear()
 
     def clear(self) -> None:
+        self.origins: set[str] = set()  # of what was counted: no text must be counted twice
+        self._own = uuid.uuid4().hex
         self.sums = Sums(self.settings.replicates)
         self.plain = Sums(0)
         self.counts = dict.fromkeys(COUNTS, 0)
@@ -115,6 +119,7 @@ class Stream:
             "sample": np.array([t.weights for t in one.texts if t.in_sample(self.settings.sample)]),
         }
         with self.lock:
+            self.origins.add(f"{self._own} {os.getpid()}")  # a forked process counts its own
             for name, parts in one.parts.items():
                 group, name = name.split(":")
                 if group == "plain":
@@ -222,15 +227,23 @@ class Stream:
             return {
                 "settings": dataclasses.asdict(self.settings),
                 "counts": dict(self.counts),
+                "origins": sorted(self.origins),
                 "sums": self.sums.state_dict(),
                 "plain": self.plain.state_dict(),
             }
+
+    def load(self, states: list[dict[str, Any]]) -> None:
+        """Put the sum of states in place of what was counted."""
+        with self.lock:
+            self.clear()
+        for state in states:
+            self.merge(state)
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the statistics of another stream, such as another process's.
 
         Raises:
-            AttnExtError: taken under other settings.
+            AttnExtError: taken under other settings, or counted here already.
         """
         try:
             theirs = {name: _tuple(state["settings"][name]) for name in dataclasses.asdict(self.settings)}
@@ -238,6 +251,7 @@ class Stream:
             sums.load_state_dict(state["sums"])
             plain.load_state_dict(state["plain"])
             counts = {name: int(state["counts"][name]) for name in COUNTS}
+            origins = set(map(str, state["origins"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise AttnExtError(f"this is no state of a probe: {short(state)} ({short(error)})") from error
         fed_so = {}
@@ -247,8 +261,14 @@ class Stream:
                 fed_so[name] = its if value is None else value
             elif its != value:
                 raise AttnExtError(f"the states differ in {name}: {value!r} here, {its!r} there")
+        if self.origins & origins:
+            raise AttnExtError(
+                "these statistics are counted here already: a probe's own, or a state that was merged before; their "
+                "texts would count twice"
+            )
         self.settings = dataclasses.replace(self.settings, **fed_so)
         with self.lock:
+            self.origins |= origins
             self.sums.merge(sums)
             self.plain.merge(plain)
             for name, count in counts.items():

@@ -4,7 +4,10 @@ import dataclasses
 import errno
 import json
 import os
+import resource
+import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import planted
@@ -14,8 +17,12 @@ import torch
 import yaml
 
 import hf_attn_ext as hax
+from hf_attn_ext import files
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeConfig, ProbeStatistics, load_probe_config
+from hf_attn_ext.probe import report as report_module
+from hf_attn_ext.probe import run as run_module
+from hf_attn_ext.probe.figures import draw
 from hf_attn_ext.probe.run import provenance, run_statistics, write_rows
 
 TEXTS = planted.make_texts(10) + planted.make_texts(5, sentences=2, seed=1)
@@ -136,6 +143,50 @@ def test_a_full_disk_leaves_the_state_before_it(config, monkeypatch):
         seen = fed(patched)
         run(config)
         assert sum(seen) == len(TEXTS) - 4
+
+
+def test_a_full_disk_leaves_no_half_of_what_is_written_at_the_end(config, tmp_path, monkeypatch):
+    """At each file in turn, the system takes its first bytes and no more."""
+    few = []
+    monkeypatch.setattr(run_module, "draw", lambda statistics: few or few.extend(draw(statistics)[:2]) or few)
+    monkeypatch.setattr(report_module, "draw", run_module.draw)
+    model, tokenizer = planted.small_bert(), planted.word_tokenizer()
+    finished = run(config, model)
+    whole = [path.relative_to(finished.folder) for path in run_module.write_run(finished, model, tokenizer)]
+    assert len(whole) == 7 and whole[-1].name == "report.html"
+    expected = {path: (finished.folder / path).read_bytes() for path in whole}
+    before, limits = [], resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def named():
+        before.append(1)
+        if len(before) == full_at:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
+        return uuid.uuid4()
+
+    monkeypatch.setattr(files, "uuid", SimpleNamespace(uuid4=named))
+    for number, path in enumerate(whole):
+        before.clear()
+        full_at = number + 1
+        again = dataclasses.replace(finished, folder=tmp_path / f"full{number}")
+        again.folder.mkdir()
+        try:
+            with pytest.raises(AttnExtError, match=rf"cannot write '.*{path.name}': \w") as caught:
+                run_module.write_run(again, model, tokenizer)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "\n" not in str(caught.value)
+        left = {each.relative_to(again.folder) for each in again.folder.rglob("*") if each.is_file()}
+        assert left == set(whole[:number])
+        assert all((again.folder / each).read_bytes() == expected[each] for each in left)
+
+
+def test_texts_without_pairs_leave_the_folder_free(config, tmp_path):
+    (tmp_path / "short.txt").write_text("word1\nword2\n")
+    short = dataclasses.replace(config, texts=[str(tmp_path / "short.txt")])
+    with pytest.raises(AttnExtError, match="2 texts, each of one token or none that is not special: there are no"):
+        run(short)
+    assert not Path(config.out).exists()
+    run(config)
 
 
 def test_folders_of_others_and_damaged_states_are_refused(config, tmp_path):

@@ -390,6 +390,11 @@ def test_gathering_twice_counts_nothing_twice(tokenizer, monkeypatch):
     probe.gather()
     assert probe.statistics().counts["texts"] == 3
     monkeypatch.setattr("accelerate.utils.gather_object", lambda states: states * 2)
+    with pytest.raises(AttnExtError, match="counted here already"):  # as where both merged one saved state before
+        probe.gather()
+    assert probe.statistics().counts["texts"] == 3
+    other = {"origins": ["another process"]}
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda states: [*states, states[0] | other])
     probe.gather()
     assert probe.statistics().counts["texts"] == 6
     with pytest.raises(AttnExtError, match="gather was called before"):

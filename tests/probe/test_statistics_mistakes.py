@@ -5,7 +5,9 @@ import json
 import planted
 import pytest
 import torch
+from streamed import probed, same
 
+import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ContextSimilarityProbe
 
@@ -57,6 +59,40 @@ def test_wrong_uses_are_one_line(tokenizer):
         probe.merge(ContextSimilarityProbe(model, tokenizer, seed=1))
     with pytest.raises(AttnExtError, match="no state of a probe"):
         probe.merge({"settings": {}})
+
+
+def test_nothing_is_counted_twice(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(4)
+    probe, other = probed(model, tokenizer, texts[:2]), probed(model, tokenizer, texts[2:])
+    early, whole = probe.state_dict(), probed(model, tokenizer, texts)
+    probe.merge(other)
+    same(probe.statistics(), whole.statistics())
+    for again in (probe, probe.state_dict(), early, other, other.state_dict()):
+        with pytest.raises(AttnExtError, match="counted here already"):
+            probe.merge(again)
+    restored = ContextSimilarityProbe(model, tokenizer, sample=1)
+    restored.merge(early)
+    with pytest.raises(AttnExtError, match="counted here already"):
+        restored.merge(probe)  # which holds the early state's texts
+    assert probe.statistics().counts["texts"] == 4 and restored.statistics().counts["texts"] == 2
+
+
+def test_statistics_of_another_model_do_not_merge(tokenizer):
+    texts = planted.make_texts(2)
+    probe = probed(planted.small_bert(), tokenizer, texts)
+    trained = planted.small_bert()
+    with torch.no_grad():
+        trained.encoder.layer[0].attention.self.query.weight += 1e-3
+    eager = planted.small_bert()
+    eager.set_attn_implementation("eager")
+    converted = hax.convert(planted.small_bert())
+    for model, what in ((trained, "weights"), (eager, "configuration"), (converted, "weights")):
+        other = probed(model, tokenizer, texts)
+        for state in (other, other.state_dict()):
+            with pytest.raises(AttnExtError, match=f"of another model, of other {what}"):
+                probe.merge(state)
+    probe.merge(probed(planted.small_bert(), tokenizer, texts))  # the same model, made anew
+    assert probe.statistics().counts["texts"] == 4
 
 
 def test_probes_that_were_fed_otherwise_do_not_merge(tokenizer):
