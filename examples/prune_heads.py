@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import itertools
 import json
 import sys
@@ -48,7 +47,7 @@ from hf_attn_ext.errors import AttnExtError  # noqa: E402
 from hf_attn_ext.files import write_text, written_beside  # noqa: E402
 from hf_attn_ext.integration.capturable import capturable_layers  # noqa: E402
 from hf_attn_ext.integration.families import output_projection  # noqa: E402
-from hf_attn_ext.probe import ContextSimilarityProbe, PruningScores, pruning_scores  # noqa: E402
+from hf_attn_ext.probe import PruningScores, pruning_scores  # noqa: E402
 
 Head = tuple[int, int]
 LABELS = {
@@ -81,27 +80,14 @@ def pruned(model: torch.nn.Module, heads: list[Head], scores: PruningScores, mod
             each.bias.copy_(bias)
 
 
-def scores_of(corpus: str, model: torch.nn.Module, tokenizer: Any, texts: list[str], seed: int) -> PruningScores:
-    """The scores of all heads; where a corpus has segments instead of sentences, its signal is that of segments."""
-    scores = pruning_scores(model, tokenizer, texts, **limits(corpus), seed=seed)
-    boundaries = CORPORA[corpus]["boundaries"]
-    if boundaries is None:
-        return scores
-    percent = scores.settings["percent"]
-    settings = {"percents": (percent,), "sample": 0, "controls": (), "seed": seed}
-    with ContextSimilarityProbe(model, tokenizer, **settings) as probe:
-        probe.feed(texts, **limits(corpus), boundaries=boundaries)
-    signal = probe.statistics().get("signal", percent=percent).values
-    return dataclasses.replace(scores, signal=signal, score=signal * scores.power)
-
-
 def measure(corpus: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row for each way of pruning and each share of heads."""
     its, out = CORPORA[corpus], Path(options.out)
     model, tokenizer = opened(corpus)
     train = read_texts(corpus, "train", options.texts or its["texts"], options.seed, out)
     test = sorted(read_texts(corpus, "test", options.test or its["pruned_test"], 7, out), key=len)
-    scores = scores_of(corpus, model, tokenizer, train, options.seed)
+    settings = {**limits(corpus), "boundaries": its["boundaries"], "seed": options.seed}
+    scores = pruning_scores(model, tokenizer, train, **settings)
     shape = scores.score.shape
     every = list(itertools.product(range(shape[0]), range(shape[1])))
     by = {

@@ -7,7 +7,7 @@ This one is ours.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ def pruning_scores(
     truncation: bool = False,
     max_length: int | None = None,
     language: str = "en",
+    boundaries: Sequence[str] | None = None,
     documents: Iterable[str] | None = None,
     bootstrap: int = 64,
     seed: int = 0,
@@ -115,7 +116,7 @@ def pruning_scores(
         tokenizer: its fast tokenizer.
         texts: of several sentences each: within one sentence every pair is signal, and only the power is left.
         percent: which pairs are high, the top percentage of each matrix.
-        batch_size, truncation, max_length, language, documents: as of :meth:`.ContextSimilarityProbe.feed`.
+        batch_size, truncation, max_length, language, boundaries, documents: as of :meth:`.ContextSimilarityProbe.feed`.
         bootstrap, seed: of the interval.
 
     Raises:
@@ -134,7 +135,7 @@ def pruning_scores(
         model, tokenizer, percents=(percent,), sample=0, controls=(), bootstrap=bootstrap, seed=seed
     )
     options = {"truncation": truncation, "max_length": max_length, "language": language}
-    options["documents"] = documents
+    options |= {"boundaries": boundaries, "documents": documents}
     with probe, capture(model, lambda call: moments[call.layer.index].update(call), layers=layers):
         probe.feed(texts, batch_size, **options)
     statistics = probe.statistics()

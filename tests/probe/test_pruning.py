@@ -67,6 +67,11 @@ def test_power_and_signal_are_the_naive_ones(tokenizer):
     with ContextSimilarityProbe(model, tokenizer, percents=[5]) as probe:
         probe.feed(texts)
     assert np.allclose(found.signal, probe.statistics().get("signal").values)
+    with ContextSimilarityProbe(model, tokenizer, percents=[5]) as probe:
+        probe.feed(texts, boundaries=[","])
+    segments = pruning_scores(model, tokenizer, texts, boundaries=[","])
+    assert np.allclose(segments.signal, probe.statistics().get("signal").values)
+    assert not np.allclose(segments.signal, found.signal) and np.allclose(segments.power, found.power)
     assert np.array_equal(found.score, found.signal * found.power)
 
 
