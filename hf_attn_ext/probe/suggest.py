@@ -1,4 +1,4 @@
-"""Which layers should keep softmax? Those whose attention a kernel follows worst, known without training."""
+"""Which layers should keep softmax? Those without which a kernel moves the model most, known before it is trained."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from .feeding import annotated_batches, read
 from .json_text import json_text
 from .neighbours import NEAREST, neighbour_attention
 from .options import whole
+from .short_transfer import short_transfer
 
 Batch = dict[str, Tensor]
 
 
-CRITERIA = ("neighbours", "error")
+CRITERIA = ("error", "neighbours")
+STEPS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,8 @@ class LayerSuggestion:
             first two, and so on; else empty.
         choices: of that criterion, for each choice: what the error would be if a layer were the next to be kept.
         counts: how many texts and tokens it rests on.
-        settings: criterion, keep and kernel.
+        settings: criterion, keep, steps, kernel, and what ``maps`` errors were measured with: ``"trained"``, or
+            ``"initialised"`` where these steps made the error greater or were none.
     """
 
     keep: list[int]
@@ -82,27 +85,30 @@ def suggest_layers(
     keep: int,
     kernel: str = "flexformer_c",
     *,
-    criterion: str = "neighbours",
+    criterion: str = "error",
     num_features: int = 64,
     kernel_options: dict[str, Any] | None = None,
+    steps: int = STEPS,
     seed: int = 0,
     batch_size: int = 8,
     truncation: bool = False,
     max_length: int | None = None,
 ) -> LayerSuggestion:
-    """Suggest which ``keep`` layers of ``model`` should keep softmax in a hybrid, without any training.
+    """Suggest which ``keep`` layers of ``model`` should keep softmax in a hybrid, before it is trained.
 
     Both criteria are ours:
 
+    ``"error"``: all layers are converted, with ``kernel``, and initialised from every other text
+        (:func:`hf_attn_ext.calibrate`); ``steps`` steps of attention transfer on these texts take most of the error
+        that any training would take. On the rest, that layer is kept first whose softmax brings the last hidden states
+        nearest to the model's, then the best one beside it, and so on: ``keep * (layers - (keep - 1) / 2) + 2`` passes
+        over half the texts.
     ``"neighbours"``: the layers whose heads attend most to the nearest tokens, beyond what there is of them
         (:func:`.neighbours.neighbour_attention`, mean over heads), on the ground that a kernel of queries and keys
-        follows contents. One pass over the texts, for any kernel. Measured after stage 1: better than the mean of
-        random choices 9 of 9 times on MiniLM (6 layers), but 3 of 10 on the 12-layer reaction model rxnfp.
-    ``"error"``: all layers are converted, with ``kernel``, and initialised from every other text
-        (:func:`hf_attn_ext.calibrate`); on the rest, that layer is kept first whose softmax brings the last hidden
-        states nearest to the model's, then the best one beside it, and so on. It sees the kernel before its training,
-        where errors are several times as large; better than random choices 7 of 9 times on MiniLM, 10 of 10 on rxnfp
-        (``docs/probe-and-conversion.md``). ``keep * (layers - (keep - 1) / 2) + 2`` passes over half the texts.
+        follows contents. One pass over the texts, for any kernel, and no rule: better than random choices on MiniLM,
+        worse on the 12-layer reaction model rxnfp.
+
+    Measured after stage 1, against the mean of random choices: ``docs/probe-and-conversion.md``.
 
     ``model`` itself stays as it is; its weights are shared, not copied.
 
@@ -113,6 +119,7 @@ def suggest_layers(
         keep: how many layers keep softmax, 1 to the number of layers that can be converted less one.
         criterion: see above.
         kernel, num_features, kernel_options, seed: of the conversion, see :class:`hf_attn_ext.AttnExtConfig`.
+        steps: of the criterion ``"error"``; 0 judges the kernel as it is initialised, as does an error that they raise.
         batch_size: texts a pass.
         truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
         max_length: the longest text in tokens, special ones included; None is what the model takes.
@@ -125,7 +132,7 @@ def suggest_layers(
         >>> found = suggest_layers(model, tokenizer, texts, keep=2)  # doctest: +SKIP
         >>> hax.convert(model, layers=found.convert)  # doctest: +SKIP
     """
-    keep = whole(keep, 1, "keep")
+    keep, steps = whole(keep, 1, "keep"), whole(steps, 0, "steps")
     if criterion not in CRITERIA:
         raise AttnExtError(
             f"unknown criterion {short(criterion)}.{suggest(criterion, CRITERIA)} There are: {', '.join(CRITERIA)}"
@@ -151,6 +158,7 @@ def suggest_layers(
         raise AttnExtError("one text is too few to suggest layers from; give 2 at least, better a few dozen")
     with evaluating(model, hybrid):
         if criterion == "neighbours":
+            maps = "none"
             heads = neighbour_attention(model, [*seen, *measured])
             scores = {layer: float(heads[layer].mean()) for layer in layers}
             order = sorted(layers, key=lambda layer: -scores[layer])[:keep]
@@ -159,6 +167,7 @@ def suggest_layers(
         else:
             calibrate(hybrid, seen)
             error = _Errors(hybrid, measured, [_hidden(model, batch) for batch in measured])
+            maps = _trained_if_better(hybrid, seen, steps, error)
             order, choices, errors = _greedy(error, layers, keep)
             scores = {layer: errors[0] - error for layer, error in choices[0].items()}
             reasons = {layer: _error_reason(layer, order, choices, errors) for layer in layers}
@@ -172,7 +181,7 @@ def suggest_layers(
         errors=errors,
         choices=choices,
         counts={"texts": sum(map(len, masks)), "tokens": sum(int(mask.sum()) for mask in masks)},
-        settings={"criterion": criterion, "keep": keep, "kernel": config.to_dict()},
+        settings={"criterion": criterion, "keep": keep, "steps": steps, "maps": maps, "kernel": config.to_dict()},
     )
 
 
@@ -224,6 +233,20 @@ class _Errors:
         for batch, expected in zip(self.batches, self.expected, strict=True):
             total += float((_hidden(self.model, batch) - expected).double().square().sum())
         return total / self.norm
+
+
+def _trained_if_better(hybrid: nn.Module, batches: list[Batch], steps: int, error: _Errors) -> str:
+    """Train the maps for a few steps, and take them back where the error is greater for it."""
+    if not steps:
+        return "initialised"
+    before = [{name: x.clone() for name, x in layer.feature_map.state_dict().items()} for layer in error.layers]
+    initial = error(())
+    short_transfer(hybrid, batches, steps)
+    if error(()) < initial:
+        return "trained"
+    for layer, state in zip(error.layers, before, strict=True):
+        layer.feature_map.load_state_dict(state)
+    return "initialised"
 
 
 def _greedy(error: _Errors, layers: list[int], keep: int) -> tuple[list[int], list[dict[int, float]], list[float]]:

@@ -1,5 +1,6 @@
 """Distillation: attention transfer (stage 1) and fine-tuning (stage 2), on one accelerate loop."""
 
+from ..attention.losses import attention_losses
 from ..integration import accept_neighbour_ids, butterfly_embeddings
 from .collators import BlockTwoStreamCollator, ButterflyCollator
 from .config import (
@@ -16,7 +17,7 @@ from .config import (
 from .config_files import load_config
 from .finetune import evaluate_task
 from .label_loss import LabelLoss
-from .losses import attention_losses, distillation_loss, task_loss
+from .losses import distillation_loss, task_loss
 from .pipeline import DistillResult, distill
 from .results import results_table
 from .transfer import evaluate_transfer

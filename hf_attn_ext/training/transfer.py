@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ..attention.feature_maps.affine import AffineMap
+from ..attention.losses import attention_backward, attention_losses
 from ..integration import (
     AttentionCall,
     converted_layers,
@@ -26,7 +27,6 @@ from ..integration import (
 )
 from .config import Stage1Config
 from .encoding import model_inputs
-from .losses import attention_backward, attention_losses
 
 Batch = dict[str, Tensor]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import hf_attn_ext as hax
+from hf_attn_ext.attention.losses import attention_losses
 from hf_attn_ext.probe import suggest_layers
 from hf_attn_ext.probe.neighbours import neighbour_attention
 
@@ -54,7 +55,7 @@ def near_bert(layer):
 
 @pytest.mark.parametrize("layer", [0, 3])
 def test_a_layer_planted_to_look_at_neighbours_is_kept(tokenizer, layer):
-    found = suggest_layers(near_bert(layer), tokenizer, TEXTS, keep=1)
+    found = suggest_layers(near_bert(layer), tokenizer, TEXTS, keep=1, criterion="neighbours")
     assert found.keep == [layer] and found.scores[layer] > 0.04
     assert all(abs(found.scores[other]) < 0.01 for other in found.convert)
     assert "place 1 of 4: keeps softmax" in found.reasons[layer] and not found.errors
@@ -83,24 +84,55 @@ def test_neighbour_attention_equals_the_naive_twin(tokenizer, causal):
         assert found[layer] == pytest.approx([total / queries for total in sums[layer]], abs=1e-9)
 
 
-@torch.no_grad()
-def test_errors_are_those_of_real_hybrids(tokenizer):
-    model = planted.small_bert(num_hidden_layers=3).double()
-    found = suggest_layers(model, tokenizer, TEXTS, keep=2, num_features=4, seed=3, batch_size=1, criterion="error")
-    seen, unseen = ([tokenizer(text, return_tensors="pt") for text in TEXTS[start::2]] for start in (0, 1))
-    expected = [model(**batch).last_hidden_state for batch in unseen]
+def naive_transfer(model, batches, steps):
+    """Attention transfer by autograd, layer after layer."""
+    layers = hax.converted_layers(model)
+    parameters = [parameter for layer in layers for parameter in layer.feature_map.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=0.02, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(steps):
+        losses = []
 
+        def add(call, losses=losses):
+            with torch.enable_grad():
+                its = attention_losses(call.query, call.key, call.value, call.feature_map, call.scaling)
+                errors = its.squared_error.sum((0, 2)) / its.squared_norm.sum((0, 2))
+                losses.append(its.cross_entropy.sum() / its.cross_entropy[:, 0].numel() + errors.sum())
+
+        with torch.no_grad(), hax.softmax_stream(model, add):
+            model(**batches[step % len(batches)])
+        optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / steps)
+        optimizer.zero_grad()
+        sum(losses).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("steps", [0, 8])
+def test_errors_are_those_of_real_hybrids(tokenizer, steps):
+    model = planted.small_bert(num_hidden_layers=3).double()
+    options = {"num_features": 4, "seed": 3, "batch_size": 1, "criterion": "error", "steps": steps}
+    found = suggest_layers(model, tokenizer, TEXTS, keep=2, **options)
+    seen, unseen = ([tokenizer(text, return_tensors="pt") for text in TEXTS[start::2]] for start in (0, 1))
+    with torch.no_grad():
+        expected = [model(**batch).last_hidden_state for batch in unseen]
+    trained = hax.convert(planted.small_bert(num_hidden_layers=3).double(), num_features=4, seed=3)
+    hax.calibrate(trained, seen)
+    naive_transfer(trained, seen, steps)
+    maps = {layer.layer_idx: layer.feature_map.state_dict() for layer in hax.converted_layers(trained)}
+
+    @torch.no_grad()
     def error(kept):
         hybrid = planted.small_bert(num_hidden_layers=3).double()
         hax.convert(hybrid, num_features=4, seed=3, layers=[layer for layer in range(3) if layer not in kept])
-        hax.calibrate(hybrid, seen)
+        for layer in hax.converted_layers(hybrid):
+            layer.feature_map.load_state_dict(maps[layer.layer_idx])
         found = [hybrid(**batch).last_hidden_state for batch in unseen]
         above = sum((one - two).square().sum() for one, two in zip(found, expected, strict=True))
         return float(above / sum(one.square().sum() for one in expected))
 
     first = min(range(3), key=lambda layer: error([layer]))
     second = min(set(range(3)) - {first}, key=lambda layer: error([first, layer]))
-    assert found.order == [first, second]
+    assert found.order == [first, second] and found.settings["maps"] == ("trained" if steps else "initialised")
     assert found.errors == pytest.approx([error([]), error([first]), error([first, second])], rel=1e-9)
     for kept, errors in zip(([], [first]), found.choices, strict=True):
         assert errors == pytest.approx({layer: error([*kept, layer]) for layer in set(range(3)) - set(kept)}, rel=1e-9)
@@ -119,6 +151,19 @@ def test_the_model_stays_and_the_suggestion_converts_it(tokenizer, criterion):
     assert again.order == found.order[:1] and again.errors == found.errors[:2] and again.scores == found.scores
     hax.convert(model, layers=found.convert)
     assert [layer.layer_idx for layer in hax.converted_layers(model)] == found.convert
+
+
+def test_a_few_steps_lower_the_errors_and_leave_the_model(tokenizer):
+    model, options = planted.small_bert(), {"num_features": 4, "keep": 1}
+    without, some = (suggest_layers(model, tokenizer, TEXTS, steps=steps, **options) for steps in (0, 10))
+    assert some.errors[0] < 0.9 * without.errors[0] and some.settings["maps"] == "trained"
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    with torch.inference_mode():
+        inside = suggest_layers(model, tokenizer, TEXTS, steps=10, **options)
+    assert inside.errors == some.errors
+    for easy, its in ((model, {"kernel": "uniform"}), (hard_bert(1), {})):  # nothing to train, and nothing to gain
+        found, without = (suggest_layers(easy, tokenizer, TEXTS, steps=n, **options, **its) for n in (10, 0))
+        assert found.errors == without.errors and found.settings["maps"] == "initialised"
 
 
 def test_tables_and_files(tokenizer, tmp_path):
@@ -155,6 +200,7 @@ def test_errors(tokenizer):
     refused("there are no texts", texts=[])
     refused("Did you mean 'hedgehog'?", kernel="hegdehog")
     refused("needs the model's tokenizer", tok=None)
+    refused("steps must be a whole number of at least 0, got -1", steps=-1)
     refused("batch_size must be", batch_size=0)
     refused("is converted already", its=hax.convert(planted.small_bert()))
     refused("unknown criterion 'neighbors'. Did you mean 'neighbours'?", criterion="neighbors")

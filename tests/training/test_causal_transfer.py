@@ -6,9 +6,9 @@ from accelerate import Accelerator
 from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hf_attn_ext.attention import attention_weights, linear_attention, make_feature_map
+from hf_attn_ext.attention.losses import WEIGHT_FLOOR, attention_backward, attention_losses
 from hf_attn_ext.integration import convert, converted_layers, softmax_stream
 from hf_attn_ext.training.config import Stage1Config
-from hf_attn_ext.training.losses import WEIGHT_FLOOR, attention_backward, attention_losses
 from hf_attn_ext.training.transfer import TransferStage, evaluate_transfer, output_scales
 from tests.training import small_gpt
 

@@ -7,9 +7,9 @@ from accelerate import Accelerator
 from transformers import RobertaModel
 
 from hf_attn_ext.attention import linear_attention
+from hf_attn_ext.attention.losses import attention_losses
 from hf_attn_ext.integration import convert, converted_layers, softmax_stream
 from hf_attn_ext.training.config import Stage1Config
-from hf_attn_ext.training.losses import attention_losses
 from hf_attn_ext.training.transfer import TransferStage, evaluate_transfer, output_scales
 from tests.training import small
 
