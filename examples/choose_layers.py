@@ -3,14 +3,15 @@
     python examples/choose_layers.py                              # MiniLM on review sentences, two seeds
     python examples/choose_layers.py --corpora reviews,speeches   # also on pieces of speeches of about 115 tokens
     python examples/choose_layers.py --model rxnfp --keep 1,2,3,4,6 --choices 220       # 12 layers, on reactions
+    python examples/choose_layers.py --model mgm                                        # a decoder, on its own samples
 
 For each corpus and seed: stage 1 of all layers on the training texts, and ``suggest_layers`` on a few other training
 texts, which knows nothing of stage 1. Stage 1 trains every layer's feature map on the softmax stream, so the maps of a
 hybrid are those of the converted layers whatever the others are: every choice of layers is only an evaluation. Reported
 on test texts: the relative squared error of the last hidden states of the suggested hybrid, of the mean of random draws
-of as many layers, of the first and the last layers, of what the other criterion suggests (by error), and of every
-choice there is, or of ``--choices`` drawn ones; and, with all layers converted, which heads kept their function
-(``compare``). The second model is deeper, and neither criterion was chosen on it.
+of as many layers, of the first and the last layers, of what two other criteria suggest (the error of kernels as they
+are initialised, and neighbours), and of every choice there is, or of ``--choices`` drawn ones; and, with all layers
+converted, which heads kept their function (``compare``).
 
 A stopped run goes on when the same command is given again. Writes OUT/results.json, .md and .png.
 """
@@ -28,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 import numpy as np  # noqa: E402
-from assets import AssetError, ensure  # noqa: E402
+from assets import AssetError  # noqa: E402
+from choose_layers_stage1 import stage1, trained_maps  # noqa: E402
 from hybrid_layers import batches, hidden_states, relative_error  # noqa: E402
 from mask_runs.options import numbers_of, seeds_of  # noqa: E402
 from probe_uses_data import (  # noqa: E402
@@ -40,50 +42,19 @@ from probe_uses_data import (  # noqa: E402
     made,
     opened,
     read_texts,
-    texts_folder,
 )
 
 import hf_attn_ext as hax  # noqa: E402
 from hf_attn_ext.files import write_text, written_beside  # noqa: E402
 
-
-def stage1(folder: Path, corpus: str, seed: int, options: argparse.Namespace) -> Path:
-    """Train the feature maps of all layers; return the model's folder."""
-    from hf_attn_ext.training import distill
-
-    steps = options.steps
-    config: dict[str, Any] = {
-        "model": {"name": str(ensure(CORPORA[corpus]["model"]))},
-        "data": {
-            "path": str(ensure("reviews")),
-            **{split: f"{split}.csv" for split in ("train", "validation", "test")},
-            "max_length": 64,
-            "task": "regression",
-            "max_eval_examples": 16,
-        },
-        "kernel": {"kernel": options.kernel, "num_features": options.num_features},
-        "output": {"folder": str(folder), "progress": options.progress},
-        "seed": seed,
-        "mixed_precision": "no",
-        "measure": [],
-        "stage1": {"steps": steps, "batch_size": CORPORA[corpus]["batch"], "lr": 2e-2, "evaluate_every": steps},
-        "stage2": {"steps": 0},
-    }
-    config["stage1"]["eval_sequences"] = 32
-    if corpus != "reviews":  # which are then only the task that the run must have
-        splits = {split: CORPORA[corpus]["file"].format(split) for split in ("train", "validation")}
-        path = str(texts_folder(corpus, Path(options.out)))
-        config["stage1_data"] = {"path": path, **splits, "max_length": MAX_LENGTH}
-        config["stage1"] |= {"packing": CORPORA[corpus]["words"] is not None, "max_length": MAX_LENGTH}
-    return distill(config).model_folder
-
-
-def trained_maps(folder: Path) -> dict[int, Any]:
-    """The state of every layer's feature map."""
-    from transformers import AutoModelForSequenceClassification
-
-    model = AutoModelForSequenceClassification.from_pretrained(folder)
-    return {layer.layer_idx: layer.feature_map.state_dict() for layer in hax.converted_layers(model)}
+# what suggests: the default, and its rivals
+CRITERIA: dict[str, dict[str, Any]] = {
+    "suggested": {},
+    "initialised": {"steps": 0},
+    "neighbours": {"criterion": "neighbours"},
+}
+LABELS = {"first": "the first layers", "last": "the last layers", "initialised": "kernels as initialised"}
+LABELS["neighbours"] = "by neighbours"
 
 
 class Hybrids:
@@ -116,7 +87,7 @@ class Hybrids:
 
 def suggestion(
     folder: Path,
-    criterion: str,
+    name: str,
     corpus: str,
     its: dict[str, Any],
     seed: int,
@@ -126,11 +97,11 @@ def suggestion(
     """The order in which layers are suggested to keep softmax; its beginnings are the smaller suggestions."""
     from hf_attn_ext.probe import suggest_layers
 
-    path = folder / f"{criterion}-{keep}-{its['texts']}.json"
+    path = folder / f"{name}-{keep}-{its['texts']}.json"
     if not path.is_file():
         texts = read_texts(corpus, "train", its["texts"], seed, Path(options.out))
-        settings = {"kernel": options.kernel, "num_features": options.num_features, "seed": seed}
-        found = suggest_layers(*opened(corpus), texts, keep, criterion=criterion, **settings, **limits(corpus))
+        settings = {"kernel": options.kernel, "num_features": options.num_features, "seed": seed, **CRITERIA[name]}
+        found = suggest_layers(*opened(corpus), texts, keep, **settings, **limits(corpus))
         found.to_json(path)
     return json.loads(path.read_text())["order"]
 
@@ -163,15 +134,12 @@ def compared(folder: Path, corpus: str, its: dict[str, Any], hybrids: Hybrids) -
 def measure(corpus: str, seed: int, options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """One row for each number of layers that keep softmax, and one for each layer's heads."""
     folder = Path(options.out) / f"{corpus}-{seed}"
-    maps = trained_maps(stage1(folder / "stage1", corpus, seed, options))
+    maps = trained_maps(stage1(folder / "stage1", corpus, seed, options), corpus)
     layers, keeps = sorted(maps), options.keep
     if not keeps or min(keeps) < 1 or max(keeps) >= len(layers):
         raise hax.AttnExtError(f"--keep takes numbers from 1 to {len(layers) - 1}, got {options.keep!r}")
     its = {**CORPORA[corpus], **{name: n for name in ("texts", "test") if (n := getattr(options, name)) is not None}}
-    orders = {
-        criterion: suggestion(folder, criterion, corpus, its, seed, max(keeps), options)
-        for criterion in ("neighbours", "error")
-    }
+    orders = {name: suggestion(folder, name, corpus, its, seed, max(keeps), options) for name in CRITERIA}
     hybrids = Hybrids(folder / f"errors-{its['test']}.json", corpus, its, maps, options)
     rows = []
     for keep in keeps:
@@ -184,7 +152,7 @@ def measure(corpus: str, seed: int, options: argparse.Namespace) -> tuple[list[d
         named |= {name: tuple(sorted(order[:keep])) for name, order in orders.items()}
         errors = {subset: hybrids.error(subset) for subset in dict.fromkeys([*choices, *drawn, *named.values()])}
         ranked = sorted(errors, key=errors.__getitem__)
-        chosen, random = named["neighbours"], [errors[one] for one in drawn]
+        chosen, random = named["suggested"], [errors[one] for one in drawn]
         rows.append(
             {
                 "corpus": corpus,
@@ -192,12 +160,10 @@ def measure(corpus: str, seed: int, options: argparse.Namespace) -> tuple[list[d
                 "keep": keep,
                 "suggested": list(chosen),
                 "error": errors[chosen],
-                "by_error": errors[named["error"]],
-                "by_error_layers": list(named["error"]),
+                **{name: errors[named[name]] for name in LABELS},
+                **{f"{name}_layers": list(named[name]) for name in LABELS},
                 "random": float(np.mean(random)),
                 "random_sd": float(np.std(random, ddof=1)) if len(random) > 1 else 0.0,
-                "first": errors[named["first"]],
-                "last": errors[named["last"]],
                 "best": errors[ranked[0]],
                 "best_layers": list(ranked[0]),
                 "worst": errors[ranked[-1]],
@@ -229,8 +195,9 @@ def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
     """The table as Markdown."""
     out = [
         "| corpus | seed | softmax kept in | error | "
-        f"random, mean of {draws} (sd) | first | last | by error | best choice | rank | none kept |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        f"random, mean of {draws} (sd) | first | last | as initialised | by neighbours | best choice | rank "
+        "| none kept |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         best = f"{row['best']:.3f} {row['best_layers']}"
@@ -238,15 +205,16 @@ def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
         out.append(
             f"| {row['corpus']} | {row['seed']} | {row['suggested']} | {row['error']:.3f} | {row['random']:.3f} "
             f"({row['random_sd']:.3f}) | {row['first']:.3f} | {row['last']:.3f} "
-            f"| {row['by_error']:.3f} {row['by_error_layers']} | {best} "
+            f"| {row['initialised']:.3f} {row['initialised_layers']} "
+            f"| {row['neighbours']:.3f} {row['neighbours_layers']} | {best} "
             f"| {row['rank']} of {row['choices']}{part} | {row['none_kept']:.3f} |"
         )
-    for name, label in (("error", ""), ("by_error", "by error, ")):
+    for name, label in (("error", ""), ("initialised", "as initialised, "), ("neighbours", "by neighbours, ")):
         better = sum(row[name] < row["random"] for row in rows)
         ratio = np.mean([row[name] / row["random"] for row in rows])
         over = f"{better} of {len(rows)}; error over theirs, mean {ratio:.2f}"
         out += ["", f"{label}better than the mean of random draws: {over}"]
-    for name, label in (("first", "the first layers"), ("last", "the last layers"), ("by_error", "by error")):
+    for name, label in LABELS.items():
         signs = [np.sign(row["error"] - row[name]) for row in rows]
         out += ["", f"against {label}: better {signs.count(-1)}, the same {signs.count(0)}, worse {signs.count(1)}"]
     return out
@@ -270,12 +238,11 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             ("random", "_", "#b23b3b"),
             ("first", "^", "#d1853b"),
             ("last", "v", "#30459c"),
-            ("by_error", "x", "#8e44ad"),
+            ("initialised", "+", "#8e44ad"),
+            ("neighbours", "x", "#c0762c"),
             ("error", "o", "#0b6e4f"),
         ):
-            label = {"random": "mean of random draws", "error": "suggested", "by_error": "by error"}.get(
-                name, f"the {name} layers"
-            )
+            label = {"random": "mean of random draws", "error": "suggested", **LABELS}[name]
             size = 160 if marker == "_" else 34
             places = [row["keep"] for row in its]
             axis.scatter(places, [row[name] for row in its], s=size, marker=marker, color=colour, label=label, zorder=3)

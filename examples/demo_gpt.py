@@ -141,6 +141,8 @@ def start_sotu(folder: Path, texts: Path, seed: int) -> Path:
 
 def mgm_settings(options: argparse.Namespace) -> dict[str, Any]:
     """A real GPT-2 whose training text nobody has: it writes its own, and the student learns its predictions."""
+    from written_texts import write_samples
+
     model = ensure("mgm")
     samples = write_samples(model, Path(f"{options.out}-samples"), options.seed, options.samples)
     return {
@@ -157,34 +159,6 @@ def mgm_settings(options: argparse.Namespace) -> dict[str, Any]:
             100, 8, 2e-4, warmup=0.1, feature_map_lr=1e-3, distillation=1.0, temperature=1.0, group_by_length=True
         ),
     }
-
-
-def write_samples(model: Path, folder: Path, seed: int, count: int) -> Path:
-    """Let the model write texts from its beginning token on, without any prompt, and split them."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from hf_attn_ext.training.files import new_folder
-
-    if folder.is_dir():
-        return folder
-    torch.manual_seed(seed)
-    gpt, tokenizer = AutoModelForCausalLM.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
-    texts: list[str] = []
-    while len(texts) < count:
-        start = torch.full((min(128, count), 1), tokenizer.bos_token_id)
-        with torch.no_grad():
-            ids = gpt.generate(start, attention_mask=torch.ones_like(start), do_sample=True, top_k=0, max_length=96)
-        texts += tokenizer.batch_decode(ids, skip_special_tokens=True)
-        print(f"[demo] the model has written {min(len(texts), count)} of {count} texts", file=sys.stderr, flush=True)
-    texts = [text for text in texts[:count] if text.strip()]
-    eighth = max(1, len(texts) // 8)
-    parts = {"test": texts[:eighth], "validation": texts[eighth : 2 * eighth], "train": texts[2 * eighth :]}
-    with new_folder(folder) as made:
-        for name, members in parts.items():
-            lines = [json.dumps({"text": text}) + "\n" for text in members]
-            (made / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    return folder
 
 
 def other_settings(options: argparse.Namespace) -> dict[str, Any]:

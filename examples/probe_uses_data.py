@@ -13,7 +13,8 @@ from hf_attn_ext.files import write_text
 
 MAX_LENGTH = 128
 # of each corpus: its model, files, words of a piece, what ends a segment (None: sentences), texts for the suggestion or
-# the scores, and for the measurement of hybrids and of pruned models, texts a pass, and stage 1
+# the scores, and for the measurement of hybrids and of pruned models (None: it has neither segments nor sentences),
+# texts a pass, and stage 1
 CORPORA: dict[str, dict[str, Any]] = {
     "reviews": {
         "model": "minilm",
@@ -51,7 +52,20 @@ CORPORA: dict[str, dict[str, Any]] = {
         "size": 8,
         "batch": 4,
     },
+    "samples": {
+        "model": "mgm",
+        "asset": "mgm",
+        "file": "{}.jsonl",
+        "words": None,
+        "boundaries": None,
+        "texts": 48,
+        "test": 40,
+        "pruned_test": None,
+        "size": 8,
+        "batch": 4,
+    },
 }
+WRITTEN = 1024  # samples that the language model writes
 MODELS = tuple(dict.fromkeys(its["model"] for its in CORPORA.values()))
 
 
@@ -92,9 +106,14 @@ def _of(model: str) -> list[str]:
 def texts_folder(corpus: str, out: Path) -> Path:
     """The folder of a corpus's train, validation and test files.
 
-    Reactions come in one file: its first eight tenths, the next and the last one are written into ``out``.
+    Reactions come in one file: its first eight tenths, the next and the last one are written into ``out``. Samples are
+    written by their model.
     """
     folder = ensure(CORPORA[corpus]["asset"])
+    if corpus == "samples":
+        from written_texts import write_samples
+
+        return write_samples(folder, new_folder(out) / "samples", 0, WRITTEN)
     if corpus != "reactions":
         return folder
     lines = (folder / "reactions.txt").read_text(encoding="utf-8").splitlines(keepends=True)

@@ -83,6 +83,8 @@ def pruned(model: torch.nn.Module, heads: list[Head], scores: PruningScores, mod
 def measure(corpus: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row for each way of pruning and each share of heads."""
     its, out = CORPORA[corpus], Path(options.out)
+    if its["pruned_test"] is None:
+        raise AttnExtError(f"{corpus} have no sentences or segments, which signal needs; give other --corpora")
     model, tokenizer = opened(corpus)
     train = read_texts(corpus, "train", options.texts or its["texts"], options.seed, out)
     test = sorted(read_texts(corpus, "test", options.test or its["pruned_test"], 7, out), key=len)

@@ -19,8 +19,8 @@ def texts_of(options: argparse.Namespace) -> tuple[Path, Texts]:
 
     out = Path(options.out)
     if options.model == "mgm":
-        from demo_gpt import write_samples
         from transformers import AutoTokenizer
+        from written_texts import write_samples
 
         checkpoint = ensure("mgm")
         # one set for all seeds: they differ in the order of the texts

@@ -27,7 +27,7 @@ Batch = dict[str, Tensor]
 
 
 CRITERIA = ("error", "neighbours")
-STEPS = 10
+STEPS = 30
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from examples import choose_layers, compare_kernels, hasse_pages, hybrid_layers, order_pages, peft_lora, prune_heads
 from hf_attn_ext.probe import pruning_scores
-from tests.training import small
+from tests.training import small, small_gpt
 
 
 def test_peft_lora(tiny_assets, tmp_path, capsys):
@@ -130,7 +130,7 @@ def tiny_reactions(tiny_assets):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "rxnf"], "unknown model 'rxnf'. Did you mean 'rxnfp'? There are: minilm, rxnfp"),
+        (["--model", "rxnf"], "unknown model 'rxnf'. Did you mean 'rxnfp'? There are: minilm, rxnfp, mgm"),
         (
             ["--model", "rxnfp", "--corpora", "reviews"],
             "corpus 'reviews' is not for --model rxnfp, which reads reactions",
@@ -178,6 +178,23 @@ def test_choose_layers_of_the_second_model(tiny_reactions, tmp_path, capsys):
     assert "".join(parts).splitlines() == tiny_reactions and [part.count("\n") for part in parts] == [48, 6, 6]
     assert choose_layers.main([*arguments, "--choices", "0"]) == 2
     assert "--choices must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_choose_layers_of_a_decoder(tiny_assets, tmp_path, monkeypatch, capsys):
+    sizes = {"vocab_size": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
+    small_gpt.save_model(tiny_assets / "mgm", n_positions=140, **sizes)
+    small_gpt.save_tokenizer(tiny_assets / "mgm", bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
+    monkeypatch.setattr("probe_uses_data.WRITTEN", 48)
+    arguments = ["--keep", "1", "--steps", "2", "--num-features", "4", "--texts", "8", "--test", "4", "--seeds", "0"]
+    arguments += ["--model", "mgm", "--draws", "3", "--out", str(tmp_path / "out")]
+    assert choose_layers.main(arguments) == 0
+    assert "| samples | 0 |" in capsys.readouterr().out
+    row = json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]
+    assert {row["first"], row["last"]} == set(row["all"]) and row["none_kept"] > 0
+    found = json.loads((tmp_path / "out" / "samples-0" / "suggested-1-8.json").read_text())
+    assert found["settings"]["criterion"] == "error" and found["settings"]["steps"] > 0
+    assert prune_heads.main(["--model", "mgm", "--out", str(tmp_path / "out")]) == 2
+    assert "samples have no sentences or segments" in capsys.readouterr().err
 
 
 def test_prune_heads_of_the_second_model(tiny_reactions, tmp_path, capsys, monkeypatch):
