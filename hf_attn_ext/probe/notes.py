@@ -13,8 +13,9 @@ from ..integration.capturable import Layer
 def notes(
     counts: Mapping[str, int],
     settings: Mapping[str, Any],
-    tokenizer: bool,
     layers: Sequence[Layer],
+    *,
+    tokenizer: bool,
     part: bool,
     left_out: tuple[int, int],
     draws: float,
@@ -25,8 +26,8 @@ def notes(
 
     Args:
         counts, settings: of the statistics.
-        tokenizer: whether the probe has one.
         layers: that were looked at.
+        tokenizer: whether the probe has one.
         part: whether the model has more.
         left_out: how many rows of attention maps could not be normalised again, and how many there are.
         draws: how many equal documents these would be, from :func:`.sums.equal_draws`.

@@ -291,13 +291,13 @@ class ContextSimilarityProbe:
             notes(
                 counts,
                 settings,
-                self.tokenizer is not None,
                 self.layers,
-                self._part,
-                left_out,
-                draws,
-                self._unknown,
-                next(self.model.parameters()).dtype,
+                tokenizer=self.tokenizer is not None,
+                part=self._part,
+                left_out=left_out,
+                draws=draws,
+                unknown=self._unknown,
+                dtype=next(self.model.parameters()).dtype,
             ),
         )
 
