@@ -3,9 +3,10 @@
     python examples/hybrid_layers.py                                     # MiniLM and review sentences
     python examples/hybrid_layers.py --model roberta-base --texts my_sentences.txt --keep 4
 
-The probe's ``suggest_layers`` names the layers that need softmax most. The others are converted, their feature maps
-initialised from half of the texts (``hax.calibrate``, no training), and the change of the model's last hidden states
-measured on the other half, beside that of converting all layers. The hybrid is saved with ``--out``.
+The probe's ``suggest_layers`` names the layers that need softmax most, from half of the texts. The others are
+converted, their feature maps initialised from the same half (``hax.calibrate``, no training), and the change of the
+model's last hidden states measured on the other half, beside that of converting all layers. The hybrid is saved with
+``--out``.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ def read_texts(path: Path | None, count: int) -> list[str]:
             texts = [row["text"] for row in csv.DictReader(stream)]
         else:
             texts = [line.strip() for line in stream if line.strip()]
-    if len(texts[:count]) < 2:
+    if len(texts[:count]) < 4:
         raise hax.AttnExtError(
-            f"{len(texts[:count])} texts are too few: one half initialises, the other measures; give 2"
+            f"{len(texts[:count])} texts are too few: from one half layers are chosen, on the other they are measured; "
+            "give 4"
         )
     return texts[:count]
 
@@ -70,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kernel", default="flexformer_c")
     parser.add_argument("--num-features", type=int, default=64)
     parser.add_argument("--keep", type=int, default=2, help="layers that keep softmax in the hybrid")
-    parser.add_argument("--count", type=int, default=128, help="texts to read; one half initialises, one half measures")
+    parser.add_argument("--count", type=int, default=128, help="texts to read; half of them choose and initialise")
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--out", type=Path, help="folder to save the hybrid in")
     options = parser.parse_args(arguments)
@@ -91,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     texts = read_texts(options.texts, options.count)
     settings = {"kernel": options.kernel, "num_features": options.num_features}
     limits = {"truncation": True, "max_length": options.max_length}
-    found = suggest_layers(model, tokenizer, texts, options.keep, **settings, **limits)
+    found = suggest_layers(model, tokenizer, texts[::2], options.keep, **settings, **limits)
     for layer in sorted(found.reasons):
         print(found.reasons[layer])
 

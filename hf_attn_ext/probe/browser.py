@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..integration.capturable import max_tokens, token_reader
 from ..integration.capture import HeadOutputs, capture, evaluating
-from .annotate import annotate, segment_starts, sentence_starts
+from .annotate import annotate, check_boundaries, segment_starts, sentence_starts
 from .feeding import read
-from .options import check_ids, special_ids
+from .options import check_ids, percents_of, special_ids
 from .probe import ContextSimilarityProbe
 from .similarity import high_counts, pair_values, pairs_of, select_high
 from .texts import text_key
@@ -88,9 +88,14 @@ def browse(
         projections, num_heads, seed: as of the probe.
         budget: bytes, of all texts.
 
+    Raises:
+        AttnExtError: for the reasons of the probe and its ``feed``.
+
     Returns:
         One entry a text of two tokens or more; none where the model has so many heads that nothing fits.
     """
+    check_boundaries(boundaries)
+    (percent,) = percents_of([percent])
     texts = list(texts)
     named = {"projections": projections, "num_heads": num_heads}
     probe = ContextSimilarityProbe(model, tokenizer, layers, heads, keep=("matrices",), seed=seed, **named)

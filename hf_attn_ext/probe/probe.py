@@ -131,6 +131,7 @@ class ContextSimilarityProbe:
         self._stream = Stream(settings, special, known)
         self._kept = KeptMatrices([layer.index for layer in self.layers], "matrices" in self.keep)
         self._open: contextlib.ExitStack | None = None
+        self._seen: dict[str, str] | None = None  # the model, as it was when its statistics were first taken
         self._gathered = False
 
     def __enter__(self) -> ContextSimilarityProbe:
@@ -142,6 +143,8 @@ class ContextSimilarityProbe:
                 f"(ids {self._stream.special_ids.tolist()}), and no separators and sentences; give tokenizer=",
                 stacklevel=2,
             )
+        if "statistics" in self.keep:
+            self._check_same_model(fingerprint(self.model, self.layers))
         with contextlib.ExitStack() as stack:
             stack.enter_context(capture(self.model, self._on_layer, self._on_end, self.layers))
             self._open = stack.pop_all()
@@ -325,7 +328,7 @@ class ContextSimilarityProbe:
 
     def state_dict(self) -> dict[str, Any]:
         """The streamed statistics as numbers and numpy arrays, for a file or another process."""
-        return {**self._stream.state_dict(), "model": fingerprint(self.model)}
+        return {**self._stream.state_dict(), "model": self._seen or fingerprint(self.model, self.layers)}
 
     @property
     def nbytes(self) -> int:
@@ -343,13 +346,17 @@ class ContextSimilarityProbe:
         state = other.state_dict() if isinstance(other, ContextSimilarityProbe) else other
         if not (isinstance(state, Mapping) and isinstance(state.get("model"), Mapping)):
             raise AttnExtError(f"this is no state of a probe: {short(state)}")
-        for what, mine in fingerprint(self.model).items():
-            if state["model"].get(what) != mine:
+        mine = self._seen or fingerprint(self.model, self.layers)
+        for what, its in mine.items():
+            if state["model"].get(what) != its:
                 raise AttnExtError(f"the statistics are of another model, of other {what}: they cannot be added")
         self._stream.merge(state)
+        self._seen = mine
 
     def gather(self) -> None:
         """Give every process of an accelerate run the statistics of all of them; with one process nothing changes.
+
+        All must have the same model, which is not checked: some ways to distribute one give each process other parts.
 
         Raises:
             AttnExtError: the processes have gathered with this probe before, or some of them merged the same state.
@@ -384,6 +391,15 @@ class ContextSimilarityProbe:
         kept = forward.notes.pop(self, None)
         if kept is not None:
             self._kept.add(forward, kept)
+
+    def _check_same_model(self, now: dict[str, str]) -> None:
+        for what, its in now.items():
+            if self._seen is not None and self._seen[what] != its:
+                raise AttnExtError(
+                    f"the model has another {what} than when this probe first saw it: its statistics would be of two "
+                    "models; make another probe"
+                )
+        self._seen = now
 
     @property
     def _projected(self) -> bool:

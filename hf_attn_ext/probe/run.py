@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import AttnExtError
 from ..files import written_beside
-from ..integration.capturable import max_tokens
+from ..integration.capturable import Layer, max_tokens
 from ..processes import check_processes
 from ..progress import Progress
 from .annotate import annotate
@@ -103,7 +103,7 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
         _check_texts(model, tokenizer, config, corpus)
     _check_pairs(model, tokenizer, config, corpus)
     folder = RunFolder(config.out, state.process_index, state.num_processes)
-    identity = _identity(model, tokenizer, config, corpus, state.num_processes)
+    identity = _identity(model, probe.layers, tokenizer, config, corpus, state.num_processes)
     _claim(folder, identity, state)
     mine, documents = (each[state.process_index :: state.num_processes] for each in (corpus.texts, corpus.documents))
     saved, done = folder.load()
@@ -231,16 +231,19 @@ def _claim(folder: RunFolder, identity: dict[str, Any], state: Any) -> None:
         raise AttnExtError(problem)
 
 
-def _identity(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: Corpus, processes: int) -> dict[str, Any]:
+def _identity(
+    model: nn.Module, layers: Sequence[Layer], tokenizer: Any, config: ProbeConfig, corpus: Corpus, processes: int
+) -> dict[str, Any]:
     """What the statistics depend on: a run that goes on with another's state must have the same."""
     settings = {name: value for name, value in config.to_dict().items() if name not in FREE}
     first = tokenizer(corpus.texts[:16], verbose=False)["input_ids"]
     return {
+        "version of what is kept": 2,
         **settings,
         "number of processes": processes,
         "bootstrap draws": "documents",
         "content of the texts": corpus.digest(),
-        **{f"{what} of the model": its for what, its in fingerprint(model).items()},
+        **{f"{what} of the model": its for what, its in fingerprint(model, layers).items()},
         "token ids": hashlib.blake2b(json.dumps(first).encode(), digest_size=16).hexdigest(),
     }
 

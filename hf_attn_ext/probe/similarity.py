@@ -22,10 +22,6 @@ from ..errors import AttnExtError
 # of float32 models, so that equal outputs tie whatever the batch was.
 TIE = 2e-6
 
-# A threshold's ties are judged by the median of the pairs at these ranks above it: a token of far greater norm than the
-# others is in few pairs.
-_RANKS = (0, 4, 8)
-
 _SCRATCH = threading.local()
 
 
@@ -116,32 +112,54 @@ def select_high(values: np.ndarray, counts: Sequence[int], norms: np.ndarray, pa
         (H, counts[-1]) indices into the pairs; the first ``counts[0]`` of a row are its highest, and so on.
     """
     bound = _lower_bound(values, counts[-1])
-    picked = _candidates(values, bound, counts, norms, pairs)
-    if picked is None:  # the sample misjudged a head, or ties reach below it
+    widest = TIE * _largest_product(norms)
+    picked = _candidates(values, bound, widest, counts)
+    if picked is None:  # the sample misjudged a head, or ties may reach below it
         exact = np.partition(values, values.shape[1] - counts[-1], axis=1)[:, values.shape[1] - counts[-1]]
-        picked = _candidates(values, exact - 2 * TIE * norms.max(1) ** 2, counts, norms, pairs)
-    value, pair, thresholds, slack = picked
-    low, high = thresholds - slack, thresholds + slack
-    joined = low[:, :-1] <= high[:, 1:]  # thresholds that lie in one tie have one tie to share
-    for place in range(len(counts) - 2, -1, -1):
-        low[:, place] = np.where(joined[:, place], low[:, place + 1], low[:, place])
-    for place in range(1, len(counts)):
-        high[:, place] = np.where(joined[:, place - 1], high[:, place - 1], high[:, place])
+        picked = _candidates(values, exact - 2 * widest, widest, counts)
+    value, pair, thresholds = picked
+    near = _ties(value, pair, thresholds, norms, pairs)
     heads = len(values)
     level = np.zeros((heads, counts[-1]), dtype=np.int8)
     for place in range(len(counts) - 1, -1, -1):  # from many to few, each among the last
-        taken = value >= low[:, place : place + 1]
+        its = near[place]
+        taken = (value > thresholds[:, place : place + 1]) | its
         if np.count_nonzero(taken) > heads * counts[place]:
-            near = taken & (value <= high[:, place : place + 1])
-            taken ^= near
-            _drop_excess(near, pair, counts[place] - taken.sum(1), pairs, key)
-            taken |= near
+            taken ^= its
+            _drop_excess(its, pair, counts[place] - taken.sum(1), pairs, key)
+            taken |= its
         if place == len(counts) - 1:
+            near = [each[taken].reshape(heads, -1) for each in near]
             value, pair = value[taken].reshape(heads, -1), pair[taken].reshape(heads, -1)
         else:
+            near = [each & taken for each in near]
             value[~taken] = -np.inf
             level -= taken
     return np.take_along_axis(pair, np.argsort(level, axis=1, kind="stable"), axis=1)
+
+
+def _ties(
+    value: np.ndarray, pair: np.ndarray, thresholds: np.ndarray, norms: np.ndarray, pairs: Pairs
+) -> list[np.ndarray]:
+    """For each threshold, bool (H, C): which candidates tie with it, each by its own tokens' norms.
+
+    So a token of far greater norm than the others makes no ties of them. Thresholds that lie in one tie have one tie
+    to share.
+    """
+    row = np.arange(len(value))[:, None]
+    width = (TIE * norms[row, pairs[0][pair]] * norms[row, pairs[1][pair]]).astype(value.dtype)
+    near = [np.abs(value - each[:, None]) <= width for each in thresholds.T]
+    places = range(len(near) - 1)
+    for place, other in [(place, place + 1) for place in reversed(places)] + [(place + 1, place) for place in places]:
+        joined = (near[place] & near[other]).any(1)
+        if joined.any():
+            near[place] |= near[other] & joined[:, None]
+    return near
+
+
+def _largest_product(norms: np.ndarray) -> np.ndarray:
+    """(H,): of two tokens' norms (H, n)."""
+    return np.partition(norms, norms.shape[1] - 2, axis=1)[:, -2:].prod(1)
 
 
 def _lower_bound(values: np.ndarray, count: int) -> np.ndarray:
@@ -156,11 +174,11 @@ def _lower_bound(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _candidates(
-    values: np.ndarray, bound: np.ndarray, counts: Sequence[int], norms: np.ndarray, pairs: Pairs
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Values from ``bound`` on and their pairs, (H, C) filled up with -inf; the counts' thresholds and slacks (H, P).
+    values: np.ndarray, bound: np.ndarray, widest: np.ndarray, counts: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Values from ``bound`` on and their pairs, (H, C) filled up with -inf, and the thresholds (H, P) of the counts.
 
-    None where they are not all that a selection needs.
+    None where they are not all that a selection needs: what lies less than ``widest`` below the last one may tie.
     """
     heads, total = values.shape
     if np.isneginf(bound).all():
@@ -175,16 +193,9 @@ def _candidates(
         value, pair = np.full(filled.shape, -np.inf, dtype=values.dtype), np.zeros(filled.shape, dtype=np.int64)
         value[filled], pair[filled] = values.ravel()[flat], flat
         pair -= starts[:-1, None] * filled
-    size = value.shape[1]
-    ranks = [min(size - count + rank, size - 1) for count in counts for rank in _RANKS]
-    levels = np.partition(value, sorted(set(ranks)), axis=1)[:, ranks]
-    there = np.argmax(value[:, None] == levels[:, :, None], axis=2)
-    first, second = (each[np.take_along_axis(pair, there, axis=1)] for each in pairs[:2])
-    row = np.arange(heads)[:, None]
-    products = (norms[row, first] * norms[row, second]).reshape(heads, len(counts), len(_RANKS))
-    slack = (TIE * np.sort(products, axis=2)[:, :, 1]).astype(value.dtype)
-    thresholds = levels[:, :: len(_RANKS)]
-    return None if (bound > thresholds[:, -1] - slack[:, -1]).any() else (value, pair, thresholds, slack)
+    places = [value.shape[1] - count for count in counts]
+    thresholds = np.partition(value, sorted(set(places)), axis=1)[:, places]
+    return None if (bound > thresholds[:, -1] - widest).any() else (value, pair, thresholds)
 
 
 def _drop_excess(near: np.ndarray, pair: np.ndarray, wanted: np.ndarray, pairs: Pairs, key: int) -> None:

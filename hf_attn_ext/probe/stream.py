@@ -251,7 +251,9 @@ class Stream:
             sums.load_state_dict(state["sums"])
             plain.load_state_dict(state["plain"])
             counts = {name: int(state["counts"][name]) for name in COUNTS}
-            origins = set(map(str, state["origins"]))
+            origins = {str(one) for one in list(state["origins"])}
+            if min(counts.values()) < 0 or isinstance(state["origins"], str) or (counts["texts"] and not origins):
+                raise ValueError("its counts and origins do not belong together")
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise AttnExtError(f"this is no state of a probe: {short(state)} ({short(error)})") from error
         fed_so = {}

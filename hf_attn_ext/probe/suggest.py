@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 from ..config import AttnExtConfig
 from ..errors import AttnExtError, short, suggest
 from ..integration import calibrate, convert, converted_layers, is_converted
+from ..integration.capturable import configuration_of
 from ..integration.capture import evaluating
+from ..integration.first_use import attached_on_first_use
 from ..integration.layers import attach, detach
+from ..integration.registry import IMPLEMENTATION
 from .annotate import Annotation
 from .feeding import annotated_batches, read
 from .json_text import json_text
@@ -101,7 +105,7 @@ def suggest_layers(
     ``"error"``: all layers are converted, with ``kernel``, and initialised from every other text
         (:func:`hf_attn_ext.calibrate`); ``steps`` steps of attention transfer on these texts take most of the error
         that any training would take. On the rest, that layer is kept first whose softmax brings the last hidden states
-        nearest to the model's, then the best one beside it, and so on: ``keep * (layers - (keep - 1) / 2) + 2`` passes
+        nearest to the model's, then the best one beside it, and so on: ``keep * (layers - (keep - 1) / 2) + 4`` passes
         over half the texts.
     ``"neighbours"``: the layers whose heads attend most to the nearest tokens, beyond what there is of them
         (:func:`.neighbours.neighbour_attention`, mean over heads), on the ground that a kernel of queries and keys
@@ -139,6 +143,11 @@ def suggest_layers(
         )
     if is_converted(model):
         raise AttnExtError(f"{type(model).__name__} is converted already; give the stock model, or revert it first")
+    if configuration_of(model)["attn_implementation"] == IMPLEMENTATION or attached_on_first_use(model) is not None:
+        raise AttnExtError(
+            f"{type(model).__name__} was opened with attn_implementation={IMPLEMENTATION!r}, whose kernels would be "
+            "compared with themselves; open it with 'sdpa' or 'eager'"
+        )
     if tokenizer is None:
         raise AttnExtError("suggest_layers needs the model's tokenizer, to read the texts")
     config = AttnExtConfig(kernel=kernel, num_features=num_features, kernel_options=kernel_options or {}, seed=seed)
@@ -165,8 +174,8 @@ def suggest_layers(
             errors, choices = [], []
             reasons = _neighbour_reasons(scores, order)
         else:
-            calibrate(hybrid, seen)
             error = _Errors(hybrid, measured, [_hidden(model, batch) for batch in measured])
+            calibrate(hybrid, seen)
             maps = _trained_if_better(hybrid, seen, steps, error)
             order, choices, errors = _greedy(error, layers, keep)
             scores = {layer: errors[0] - error for layer, error in choices[0].items()}
@@ -181,7 +190,13 @@ def suggest_layers(
         errors=errors,
         choices=choices,
         counts={"texts": sum(map(len, masks)), "tokens": sum(int(mask.sum()) for mask in masks)},
-        settings={"criterion": criterion, "keep": keep, "steps": steps, "maps": maps, "kernel": config.to_dict()},
+        settings={
+            "criterion": criterion,
+            "keep": keep,
+            "steps": steps if criterion == "error" else 0,
+            "maps": maps,
+            "kernel": config.to_dict(),
+        },
     )
 
 
@@ -222,6 +237,11 @@ class _Errors:
         self.model, self.batches, self.expected = model, batches, expected
         self.layers = converted_layers(model)
         self.norm = sum(float(each.double().square().sum()) for each in expected)
+        if not 0 < self.norm < float("inf"):
+            raise AttnExtError(
+                "the model's last hidden states are all zero or not finite (overflow of half precision?): nothing can "
+                "be compared with them"
+            )
 
     def __call__(self, kept: Sequence[int]) -> float:
         detach(self.model)
@@ -232,6 +252,11 @@ class _Errors:
         total = 0.0
         for batch, expected in zip(self.batches, self.expected, strict=True):
             total += float((_hidden(self.model, batch) - expected).double().square().sum())
+        if not math.isfinite(total):
+            raise AttnExtError(
+                f"the hybrid's last hidden states are not finite with softmax kept in layers {sorted(kept)}: this "
+                "kernel cannot be judged on this model"
+            )
         return total / self.norm
 
 

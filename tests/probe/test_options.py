@@ -73,10 +73,23 @@ def test_wrong_feeds(options, message, tokenizer):
     assert model.training
 
 
+def _negative(probe):
+    state = probe.state_dict()
+    return {**state, "counts": {**state["counts"], "texts": -1}}
+
+
 def test_wrong_calls(tokenizer):
     model = planted.small_bert()
     probe = ContextSimilarityProbe(model, tokenizer)
-    for other in (None, 5, "a state", {}, {"settings": 1}, {**probe.state_dict(), "sums": {"a": "b"}}):
+    for other in (
+        None,
+        5,
+        "a state",
+        {},
+        {"settings": 1},
+        {**probe.state_dict(), "sums": {"a": "b"}},
+        _negative(probe),
+    ):
         one_line("no state of a probe", lambda other=other: probe.merge(other))
     one_line("not entered", lambda: probe.__exit__(None, None, None))
     with probe:

@@ -104,6 +104,9 @@ def test_browsed_texts_fit_the_budget(probe):
     assert all(one.shortened for one in small)
     assert sum(len(one.to_dict()["values"]) for one in small) <= 3000
     assert browse(probe.model, probe.tokenizer, TEXTS[:2], budget=10) == []
+    for wrong, message in (({"boundaries": []}, "boundaries must be"), ({"percent": 0}, "percents must be numbers")):
+        with pytest.raises(AttnExtError, match=message):
+            browse(probe.model, probe.tokenizer, TEXTS[:1], **wrong)
 
 
 def test_texts_are_chosen_evenly_and_with_sentences():

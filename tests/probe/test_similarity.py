@@ -88,17 +88,23 @@ def test_ties_do_not_depend_on_noise_and_do_not_lean_to_near_pairs():
     assert abs(distance.mean() - (second - first).mean()) < 3 * error
 
 
-@pytest.mark.parametrize("outliers", [1, 3, 20])
-@pytest.mark.parametrize("norm", [30.0, 1e3, 1e6])
-def test_tokens_of_great_norm_make_no_ties_of_the_others(norm, outliers):
-    outputs = torch.randn(4, 128, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("length, outliers", [(24, 1), (128, 1), (128, 3), (128, 20)])
+@pytest.mark.parametrize("norm", [30.0, 1e3, 1e5])
+def test_tokens_of_great_norm_make_no_ties_of_the_others(norm, length, outliers):
+    """Also where the threshold lies just below their pairs."""
+    outputs = torch.randn(40, length, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     outputs[:, torch.arange(outliers) * 3 + 1] *= norm
-    values, norms = pair_values(outputs, pairs_of(128))
+    values, norms = pair_values(outputs, pairs_of(length))
     counts = high_counts(values.shape[1], (1, 2, 5))
-    chosen = select_high(values, counts, norms, pairs_of(128))
-    order = np.argsort(-values, axis=1)
+    first, second, _ = pairs_of(length)
+    width = 1.01 * TIE * norms[:, first] * norms[:, second]  # a pair's own: nobody else's makes it a tie
+    chosen = select_high(values, counts, norms, pairs_of(length))
     for count in counts:
-        assert np.array_equal(np.sort(chosen[:, :count]), np.sort(order[:, :count]))
+        inside = np.zeros(values.shape, dtype=bool)
+        np.put_along_axis(inside, chosen[:, :count], True, axis=1)
+        threshold = -np.sort(-values, axis=1)[:, count - 1 : count]
+        assert (values >= threshold - width)[inside].all() and (values <= threshold + width)[~inside].all()
+        assert (inside.sum(1) == count).all()
 
 
 @pytest.mark.parametrize("small", [60, 100])

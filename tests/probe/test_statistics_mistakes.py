@@ -6,6 +6,7 @@ import planted
 import pytest
 import torch
 from streamed import probed, same
+from transformers import BertForMaskedLM
 
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
@@ -93,6 +94,40 @@ def test_statistics_of_another_model_do_not_merge(tokenizer):
                 probe.merge(state)
     probe.merge(probed(planted.small_bert(), tokenizer, texts))  # the same model, made anew
     assert probe.statistics().counts["texts"] == 4
+
+
+def test_a_model_that_was_changed_in_place_is_another(tokenizer):
+    model, texts = planted.small_bert(), planted.make_texts(4)
+    before = probed(model, tokenizer, texts[:2])
+    state = before.state_dict()
+    hax.convert(model, num_features=4)
+    after = probed(model, tokenizer, texts[2:])
+    for other in (after, after.state_dict()):
+        with pytest.raises(AttnExtError, match="of another model, of other weights"):
+            before.merge(other)
+    with pytest.raises(AttnExtError, match="another weights than when|another configuration than when"), before:
+        pass
+    hax.revert(model)
+    model.set_attn_implementation("eager")  # what was taken before is still of the model of before
+    again = ContextSimilarityProbe(planted.small_bert(), tokenizer, sample=1)
+    again.merge(state)
+    again.merge(probed(planted.small_bert(), tokenizer, texts[2:]))
+    assert again.statistics().counts["texts"] == 4
+
+
+def test_what_is_no_part_of_the_layers_makes_no_other_model(tokenizer):
+    """A new pooler, a head, its labels, and rotary frequencies that a long text switched."""
+    texts = planted.make_texts(2)
+    probe = probed(planted.small_bert(), tokenizer, texts)
+    other = planted.small_bert()
+    other.pooler = torch.nn.Linear(16, 16)
+    other.config.id2label = {0: "a", 1: "b"}
+    other.register_buffer("rotary_inv_freq", torch.ones(2), persistent=False)
+    probe.merge(probed(other, tokenizer, texts))
+    headed = BertForMaskedLM(planted.small_bert().config)
+    headed.bert = planted.small_bert()
+    probe.merge(probed(headed, tokenizer, texts))
+    assert probe.statistics().counts["texts"] == 6
 
 
 def test_probes_that_were_fed_otherwise_do_not_merge(tokenizer):

@@ -203,4 +203,16 @@ def test_errors(tokenizer):
     refused("steps must be a whole number of at least 0, got -1", steps=-1)
     refused("batch_size must be", batch_size=0)
     refused("is converted already", its=hax.convert(planted.small_bert()))
+    first_use = planted.small_bert()
+    first_use.set_attn_implementation("flexformer")
+    refused("opened with attn_implementation='flexformer'", its=first_use)
+    with pytest.warns(UserWarning, match="untrained"), torch.no_grad():
+        first_use(torch.ones(1, 3, dtype=torch.long))
+    first_use.set_attn_implementation("sdpa")
+    refused("opened with attn_implementation='flexformer'", its=first_use)
+    broken = planted.small_bert()
+    with torch.no_grad():
+        broken.encoder.layer[0].attention.self.value.weight[0, 0] = torch.nan
+    for kernel in ("flexformer_c", "elu"):
+        refused("last hidden states are all zero or not finite", its=broken, kernel=kernel)
     refused("unknown criterion 'neighbors'. Did you mean 'neighbours'?", criterion="neighbors")
