@@ -239,7 +239,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             ("first", "^", "#d1853b"),
             ("last", "v", "#30459c"),
             ("initialised", "+", "#8e44ad"),
-            ("neighbours", "x", "#c0762c"),
+            ("neighbours", "x", "#1f2328"),
             ("error", "o", "#0b6e4f"),
         ):
             label = {"random": "mean of random draws", "error": "suggested", **LABELS}[name]
