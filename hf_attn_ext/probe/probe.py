@@ -19,7 +19,7 @@ from ..integration.capture import ForwardPass, HeadOutputs, capture, evaluating
 from ..integration.projections import projection_layers
 from .annotate import shuffled
 from .feeding import annotated_batches, read
-from .fingerprint import fingerprint
+from .fingerprint import SeenModel
 from .kept import KeptMatrices
 from .notes import notes
 from .options import (
@@ -131,7 +131,7 @@ class ContextSimilarityProbe:
         self._stream = Stream(settings, special, known)
         self._kept = KeptMatrices([layer.index for layer in self.layers], "matrices" in self.keep)
         self._open: contextlib.ExitStack | None = None
-        self._seen: dict[str, str] | None = None  # the model, as it was when its statistics were first taken
+        self._seen = SeenModel(model, self.layers)
         self._gathered = False
 
     def __enter__(self) -> ContextSimilarityProbe:
@@ -144,7 +144,7 @@ class ContextSimilarityProbe:
                 stacklevel=2,
             )
         if "statistics" in self.keep:
-            self._check_same_model(fingerprint(self.model, self.layers))
+            self._seen.check_unchanged()
         with contextlib.ExitStack() as stack:
             stack.enter_context(capture(self.model, self._on_layer, self._on_end, self.layers))
             self._open = stack.pop_all()
@@ -328,7 +328,7 @@ class ContextSimilarityProbe:
 
     def state_dict(self) -> dict[str, Any]:
         """The streamed statistics as numbers and numpy arrays, for a file or another process."""
-        return {**self._stream.state_dict(), "model": self._seen or fingerprint(self.model, self.layers)}
+        return {**self._stream.state_dict(), "model": self._seen.fingerprint()}
 
     @property
     def nbytes(self) -> int:
@@ -346,12 +346,8 @@ class ContextSimilarityProbe:
         state = other.state_dict() if isinstance(other, ContextSimilarityProbe) else other
         if not (isinstance(state, Mapping) and isinstance(state.get("model"), Mapping)):
             raise AttnExtError(f"this is no state of a probe: {short(state)}")
-        mine = self._seen or fingerprint(self.model, self.layers)
-        for what, its in mine.items():
-            if state["model"].get(what) != its:
-                raise AttnExtError(f"the statistics are of another model, of other {what}: they cannot be added")
+        self._seen.check_same(state["model"])
         self._stream.merge(state)
-        self._seen = mine
 
     def gather(self) -> None:
         """Give every process of an accelerate run the statistics of all of them; with one process nothing changes.
@@ -391,15 +387,6 @@ class ContextSimilarityProbe:
         kept = forward.notes.pop(self, None)
         if kept is not None:
             self._kept.add(forward, kept)
-
-    def _check_same_model(self, now: dict[str, str]) -> None:
-        for what, its in now.items():
-            if self._seen is not None and self._seen[what] != its:
-                raise AttnExtError(
-                    f"the model has another {what} than when this probe first saw it: its statistics would be of two "
-                    "models; make another probe"
-                )
-        self._seen = now
 
     @property
     def _projected(self) -> bool:

@@ -178,7 +178,7 @@ def suggest_layers(
             calibrate(hybrid, seen)
             maps = _trained_if_better(hybrid, seen, steps, error)
             order, choices, errors = _greedy(error, layers, keep)
-            scores = {layer: errors[0] - error for layer, error in choices[0].items()}
+            scores = {layer: errors[0] - its for layer, its in choices[0].items()}
             reasons = {layer: _error_reason(layer, order, choices, errors) for layer in layers}
     masks = [batch["attention_mask"] for batch in (*seen, *measured)]
     return LayerSuggestion(
