@@ -199,5 +199,6 @@ def test_the_demos_mistakes_are_one_line(tiny_texts, capsys, monkeypatch, argume
     parser = train_sotu_gpt.build_parser
     monkeypatch.setattr("train_sotu_gpt.build_parser", lambda: _with_defaults(parser()))
     assert demo_gpt.main(arguments) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(("[distill]", "[demo]", "[texts]"))]
+    progress = ("[distill]", "[demo]", "[texts]")
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(progress)]
     assert len(lines) == 1 and lines[0].startswith("error: ") and named in lines[0]
