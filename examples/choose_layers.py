@@ -53,8 +53,12 @@ CRITERIA: dict[str, dict[str, Any]] = {
     "initialised": {"steps": 0},
     "neighbours": {"criterion": "neighbours"},
 }
-LABELS = {"first": "the first layers", "last": "the last layers", "initialised": "kernels as initialised"}
-LABELS["neighbours"] = "by neighbours"
+LABELS = {
+    "first": "the first layers",
+    "last": "the last layers",
+    "initialised": "kernels as initialised",
+    "neighbours": "by neighbours",
+}
 
 
 class Hybrids:

@@ -46,12 +46,12 @@ def short_transfer(model: nn.Module, batches: Sequence[dict[str, Tensor]], steps
 
 
 def _learn(call: AttentionCall) -> None:
+    if not any(parameter.requires_grad for parameter in call.feature_map.parameters()):
+        return
     squared = call.output.detach().square().sum(-1, dtype=torch.promote_types(call.output.dtype, torch.float32))
     if call.key_padding_mask is not None:
         squared = squared.masked_fill(~call.key_padding_mask[:, None], 0.0)
     queries = squared[:, 0].numel() if call.key_padding_mask is None else call.key_padding_mask.sum()
-    if not any(parameter.requires_grad for parameter in call.feature_map.parameters()):
-        return
     attention_backward(
         call.query,
         call.key,

@@ -50,8 +50,8 @@ class LayerSuggestion:
             first two, and so on; else empty.
         choices: of that criterion, for each choice: what the error would be if a layer were the next to be kept.
         counts: how many texts and tokens it rests on.
-        settings: criterion, keep, steps, kernel, and what ``maps`` errors were measured with: ``"trained"``, or
-            ``"initialised"`` where these steps made the error greater or were none.
+        settings: criterion, keep, steps, kernel, and what ``maps`` errors were measured with: ``"trained"``,
+            ``"initialised"`` where these steps made the error greater or were none, ``"none"`` of ``"neighbours"``.
     """
 
     keep: list[int]

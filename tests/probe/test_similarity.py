@@ -107,20 +107,19 @@ def test_tokens_of_great_norm_make_no_ties_of_the_others(norm, length, outliers)
         assert (inside.sum(1) == count).all()
 
 
-@pytest.mark.parametrize("small", [60, 100])
+@pytest.mark.parametrize("small", [60, 95])
 def test_equal_outputs_tie_beside_tokens_of_far_smaller_norm(small):
     draw = torch.Generator().manual_seed(0)
     outputs = torch.ones(1, 128, 8)
     outputs[:, :small] = 1e-6
     counts = high_counts(128 * 127 // 2, (1, 2, 5))
-    if 5 * counts[-1] < (128 - small) * (127 - small):  # only where the equal ones are not all taken
-        first = None
-        for _ in range(5):
-            noisy = outputs * (1 + 1e-7 * torch.randn(outputs.shape, generator=draw))
-            values, norms = pair_values(noisy, pairs_of(128))
-            sets = [set(select_high(values, counts, norms, pairs_of(128), 7)[0, :count].tolist()) for count in counts]
-            first = first or sets
-            assert sets == first
+    first = None
+    for _ in range(5):
+        noisy = outputs * (1 + 1e-7 * torch.randn(outputs.shape, generator=draw))
+        values, norms = pair_values(noisy, pairs_of(128))
+        sets = [set(select_high(values, counts, norms, pairs_of(128), 7)[0, :count].tolist()) for count in counts]
+        first = first or sets
+        assert sets == first
 
 
 def test_a_misleading_sample_is_noticed():
