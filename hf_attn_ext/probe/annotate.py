@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,11 @@ class Annotation:
     sentences: np.ndarray
     words: np.ndarray
     documents: Sequence[str] | None = None
+
+    def places(self, row: int, special_ids: Collection[int]) -> np.ndarray:
+        """Where the text's tokens stand that are neither padding nor special, by the tokenizer or by their id."""
+        ids, real = self.input_ids[row].numpy(), self.attention_mask[row].numpy() > 0
+        return np.flatnonzero(real & ~self.special[row] & ~np.isin(ids, list(special_ids)))
 
 
 def sentence_starts(text: str, language: str = "en") -> list[int]:

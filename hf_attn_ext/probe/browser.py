@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..integration.capturable import max_tokens, token_reader
+from ..integration.capturable import max_tokens
 from ..integration.capture import HeadOutputs, capture, evaluating
-from .annotate import annotate, check_boundaries, segment_starts, sentence_starts
-from .feeding import read
-from .options import check_ids, percents_of, special_ids
+from .annotate import segment_starts, sentence_starts
+from .feeding import annotated_batches, read
+from .options import percents_of, special_ids
 from .probe import ContextSimilarityProbe
 from .similarity import high_counts, pair_values, pairs_of, select_high
 from .texts import text_key
@@ -88,13 +88,12 @@ def browse(
         projections, num_heads, seed: as of the probe.
         budget: bytes, of all texts.
 
-    Raises:
-        AttnExtError: for the reasons of the probe and its ``feed``.
-
     Returns:
         One entry a text of two tokens or more; none where the model has so many heads that nothing fits.
+
+    Raises:
+        AttnExtError: for the reasons of the probe and its ``feed``.
     """
-    check_boundaries(boundaries)
     (percent,) = percents_of([percent])
     texts = list(texts)
     named = {"projections": projections, "num_heads": num_heads}
@@ -120,8 +119,8 @@ def _browsed(
     model, tokenizer = probe.model, probe.tokenizer
     length = min(each for each in (limit, _MOST_TOKENS, max_tokens(model)) if each is not None)
     options = {"truncation": True, "max_length": length, **options}
-    known = annotate([text], tokenizer, **options)
-    places = np.flatnonzero(~known.special[0] & ~np.isin(known.input_ids[0].numpy(), list(special_ids(tokenizer))))
+    known = next(annotated_batches([model], tokenizer, [text], 1, layers=probe.layers, **options))
+    places = known.places(0, special_ids(tokenizer))
     if len(places) < 2:
         return None
     pairs = pairs_of(len(places))
@@ -133,7 +132,6 @@ def _browsed(
         call.check_single(probe)
         outputs[call.layer.index] = call.output[0, probe.heads][:, places].cpu()
 
-    check_ids(known.input_ids, token_reader(model, probe.layers))
     with evaluating(model), capture(model, keep, layers=probe.layers):
         read(model, known.input_ids, known.attention_mask, probe.layers)
     values, scales, full, high = [], [], [], []

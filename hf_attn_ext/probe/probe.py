@@ -19,7 +19,6 @@ from ..integration.capture import ForwardPass, HeadOutputs, capture, evaluating
 from ..integration.projections import projection_layers
 from .annotate import shuffled
 from .feeding import annotated_batches, read
-from .fingerprint import SeenModel
 from .kept import KeptMatrices
 from .notes import notes
 from .options import (
@@ -37,6 +36,7 @@ from .options import (
     words,
 )
 from .results import ProbeStatistics
+from .seen_model import SeenModel
 from .similarity import similarity_matrices
 from .stream import Settings, Stream, fed
 from .summarise import attention_statistics, pair_statistics, rows_left_out
@@ -348,6 +348,7 @@ class ContextSimilarityProbe:
             raise AttnExtError(f"this is no state of a probe: {short(state)}")
         self._seen.check_same(state["model"])
         self._stream.merge(state)
+        self._seen.hold()
 
     def gather(self) -> None:
         """Give every process of an accelerate run the statistics of all of them; with one process nothing changes.

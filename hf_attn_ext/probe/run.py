@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from ..errors import AttnExtError
 from ..files import written_beside
 from ..integration.capturable import Layer, max_tokens
+from ..integration.fingerprint import fingerprint
 from ..processes import check_processes
 from ..progress import Progress
 from .annotate import annotate
@@ -24,7 +24,6 @@ from .config import FREE, ProbeConfig
 from .corpus import Corpus, read_corpus
 from .cutting import Cut, by_tokens, by_words, whole_texts
 from .figures import draw, save_figures
-from .fingerprint import fingerprint
 from .options import special_ids
 from .probe import ContextSimilarityProbe
 from .report import versions, write_report
@@ -273,11 +272,11 @@ def _check_texts(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: 
 
 def _check_pairs(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: Corpus) -> None:
     """Find out before the folder is taken where no text has two tokens; most often the first one has."""
-    known = list(special_ids(tokenizer))
+    known = special_ids(tokenizer)
     limit = config.max_length or max_tokens(model)
     for text in corpus.texts:
         one = annotate([text], tokenizer, truncation=True, max_length=limit, language=config.language)
-        if (~one.special[0] & ~np.isin(one.input_ids[0].numpy(), known)).sum() > 1:
+        if len(one.places(0, known)) > 1:
             return
     raise AttnExtError(
         f"{len(corpus):,} texts, each of one token or none that is not special: there are no pairs; give longer texts"

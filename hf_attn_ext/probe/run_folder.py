@@ -96,8 +96,6 @@ class RunFolder:
         try:
             with np.load(self.state, allow_pickle=False) as file:
                 head = json.loads(str(file["head"]))
-                if not {*_HEAD} <= head.keys():
-                    raise ValueError("it is of another version")
                 found: dict[str, Any] = {**{name: head[name] for name in _HEAD}, **{part: {} for part in _PARTS}}
                 for name in file.files:
                     part, colon, key = name.partition(":")
