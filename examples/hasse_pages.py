@@ -1,6 +1,6 @@
-"""From a family of tasks to a mask, three times: the pictures of docs/hasse.md.
+"""From a family of tasks to a mask, three times: the pictures of docs/evidence/hasse.md.
 
-    python examples/hasse_pages.py                        # writes docs/hasse-*.png, a few seconds
+    python examples/hasse_pages.py                        # writes docs/evidence/hasse-*.png, a few seconds
     python examples/hasse_pages.py --out runs/hasse --tokens 6
 
 For causal attention, block two-stream attention and butterfly attention: the Hasse diagrams of the family's tasks, side
@@ -44,7 +44,7 @@ def family_spec(spec: MaskSpec) -> MaskSpec:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="the pictures' folder")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence", help="the pictures' folder")
     parser.add_argument("--tokens", type=int, default=5, help="tokens of the text, at least 2")
     options = parser.parse_args(arguments)
     try:

@@ -1,6 +1,6 @@
-"""From a mask to its order, its chains, and the running sums of linear attention: docs/linear-attention-over-orders.md.
+"""The pictures of docs/evidence/linear-attention-over-orders.md: a mask, its order, its chains, their running sums.
 
-    python examples/order_pages.py                  # writes docs/order-*.png and checks them, a few seconds
+    python examples/order_pages.py                  # writes docs/evidence/order-*.png and checks them, a few seconds
     python examples/order_pages.py --out runs/orders
 
 Two orders: butterfly attention, and one with classes of several positions. For each, a picture in four steps, for one
@@ -218,7 +218,7 @@ def agreement(spec: MaskSpec) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="the pictures' folder")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence", help="the pictures' folder")
     options = parser.parse_args(arguments)
     try:
         if options.out.exists() and not options.out.is_dir():

@@ -4,7 +4,7 @@
     python examples/similarity_study.py --model rxnfp                # 12 layers deep, on chemical reactions
     python examples/similarity_study.py --model bert-base-uncased    # the source's own, where a hub is reachable
     python examples/similarity_study.py --texts 1500                 # a part of it
-    python examples/similarity_study.py --page docs/context-similarity.md    # also put tables and figures into a page
+    python examples/similarity_study.py --page docs/evidence/context-similarity.md    # also write the page
 
 The texts are State of the Union addresses, and film reviews, joined film by film; each is cut to exactly 128 tokens of
 the model, and as many as asked for are drawn. Reactions are taken whole. ``--data FILE`` takes other files instead.

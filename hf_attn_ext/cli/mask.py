@@ -97,7 +97,7 @@ def analyze(
 
 
 def derive(
-    file: Annotated[Path, typer.Argument(help="A family of tasks, .json: see docs/hasse.md.")],
+    file: Annotated[Path, typer.Argument(help="A family of tasks, .json: see the guide to masks in docs/.")],
     window: Annotated[
         int | None, typer.Option("--window", min=1, help="Cut the mask to pairs at most so many covers apart.")
     ] = None,

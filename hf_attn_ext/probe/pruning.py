@@ -107,9 +107,9 @@ def pruning_scores(
     A head's high pairs of context similarity are signal where the two tokens stand in one sentence or are the same
     token, else noise. Its power is what its part of the hidden states differs from its mean by. The score is the power
     times the share of signal: the part of the power that has a reason. The share alone, without the power, is no guide
-    (``docs/probe-and-conversion.md``): a head may say much that is right and hardly be heard. Measured on MiniLM and
-    rxnfp: better than the mean of random sets 35 of 36 times, than ``power`` alone 8 (the same 13, worse 15), than
-    ``magnitude`` 13.
+    (``docs/evidence/probe-and-conversion.md``): a head may say much that is right and hardly be heard. Measured on
+    MiniLM and rxnfp: better than the mean of random sets 35 of 36 times, than ``power`` alone 8 (the same 13, worse
+    15), than ``magnitude`` 13.
 
     Args:
         model: a model of transformers that uses the attention interface, stock or converted.

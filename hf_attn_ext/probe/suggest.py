@@ -112,7 +112,7 @@ def suggest_layers(
         follows contents. One pass over the texts, for any kernel, and no rule: better than random choices on MiniLM,
         worse on the 12-layer reaction model rxnfp.
 
-    Measured after stage 1, against the mean of random choices: ``docs/probe-and-conversion.md``.
+    Measured after stage 1, against the mean of random choices: ``docs/evidence/probe-and-conversion.md``.
 
     ``model`` itself stays as it is; its weights are shared, not copied.
 

@@ -81,7 +81,9 @@ def test_order_pages(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and all(line.endswith("2 chains, equal to the dense form") for line in lines)
     for name in ("order-butterfly.png", "order-classes.png"):  # the page's pictures are what the command makes
-        assert (tmp_path / "docs" / name).read_bytes()[:4] == (order_pages.ROOT / "docs" / name).read_bytes()[:4]
+        assert (tmp_path / "docs" / name).read_bytes()[:4] == (
+            order_pages.ROOT / "docs" / "evidence" / name
+        ).read_bytes()[:4]
     assert len(list((tmp_path / "docs").iterdir())) == 2
     (tmp_path / "file").write_text("mine")
     assert order_pages.main(["--out", str(tmp_path / "file")]) == 2

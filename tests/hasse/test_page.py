@@ -14,7 +14,7 @@ from hf_attn_ext import hasse
 from hf_attn_ext.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "hasse.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "evidence" / "hasse.md").read_text(encoding="utf-8")
 MODULES = ["hf_attn_ext.hasse"] + [m.name for m in pkgutil.walk_packages(hasse.__path__, "hf_attn_ext.hasse.")]
 
 
@@ -72,14 +72,16 @@ def test_the_pages_commands_run(tmp_path, monkeypatch, capsys):
         assert main(shlex.split(command)) == 0, capsys.readouterr().err
     assert {"butterfly.png", "mask.npy", "joint.json"} <= {path.name for path in tmp_path.iterdir()}
     # The readme's picture is what its command makes.
-    assert (tmp_path / "butterfly.png").read_bytes()[:4] == (ROOT / "docs" / "hasse-butterfly.png").read_bytes()[:4]
+    assert (tmp_path / "butterfly.png").read_bytes()[:4] == (
+        ROOT / "docs" / "evidence" / "hasse-butterfly.png"
+    ).read_bytes()[:4]
 
 
 def test_the_pages_pictures_are_there_and_small():
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", PAGE)
     assert len(pictures) == 7
     for picture in pictures:
-        assert 0 < (ROOT / "docs" / picture).stat().st_size < 150_000
+        assert 0 < (ROOT / "docs" / "evidence" / picture).stat().st_size < 150_000
 
 
 def test_every_mask_is_in_the_pages_table():

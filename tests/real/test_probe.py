@@ -68,7 +68,10 @@ def test_conversion_head_by_head_and_the_suggested_layers(tokenizer, passages):
     teacher, model = (AutoModel.from_pretrained(ensure("minilm")).eval() for _ in range(2))
     options = {"truncation": True, "max_length": 128}
     suggested = suggest_layers(teacher, tokenizer, passages, keep=2, **options)
-    assert suggested.keep == [1, 2] or suggested.keep == [0, 1]  # the best after stage 1: docs/probe-and-conversion.md
+    assert suggested.keep == [1, 2] or suggested.keep == [
+        0,
+        1,
+    ]  # the best after stage 1: docs/evidence/
     hax.convert(model, layers=[4, 5])
     with torch.no_grad():  # layer 2 keeps softmax, but head 7 has no part of its values
         model.encoder.layer[2].attention.self.value.weight[7 * 32 : 8 * 32].normal_(0, 0.02)

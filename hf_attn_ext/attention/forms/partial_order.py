@@ -3,7 +3,7 @@
 In a dense mask every row is a down-set, and a down-set meets a chain of the order in a prefix. So what a query gets is
 a sum over chains, each a running sum along the chain, read where the query's prefix ends; and its own class, where
 nobody else sees that. The causal form is the case of one chain. Only chains that somebody sees count: block two-stream
-attention has one, butterfly attention two. See ``docs/linear-attention-over-orders.md``.
+attention has one, butterfly attention two. See ``docs/evidence/linear-attention-over-orders.md``.
 """
 
 from __future__ import annotations

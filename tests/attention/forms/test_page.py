@@ -1,4 +1,4 @@
-"""What docs/linear-attention-over-orders.md says is run."""
+"""What docs/evidence/linear-attention-over-orders.md says is run."""
 
 import doctest
 import importlib
@@ -12,7 +12,7 @@ from hf_attn_ext.attention import make_feature_map
 from hf_attn_ext.hasse import masks
 from hf_attn_ext.hasse.cover import chain_cover
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "evidence"
 PAGE = (DOCS / "linear-attention-over-orders.md").read_text(encoding="utf-8")
 
 
