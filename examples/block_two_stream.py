@@ -139,7 +139,7 @@ def run(
     from mask_runs.training import tidy, token_losses
 
     import hf_attn_ext as hax
-    from hf_attn_ext.files import written_beside
+    from hf_attn_ext._util.files import written_beside
     from hf_attn_ext.training.files import new_folder, read_json, write_json
 
     here = run_folder(options, attention, training, seed)

@@ -148,7 +148,7 @@ def run(
     from mask_runs.texts import matrix
     from mask_runs.training import tidy
 
-    from hf_attn_ext.files import written_beside
+    from hf_attn_ext._util.files import written_beside
     from hf_attn_ext.inference import butterfly_score
     from hf_attn_ext.training.files import new_folder, read_json, write_json
 

@@ -45,7 +45,7 @@ from probe_uses_data import (  # noqa: E402
 )
 
 import hf_attn_ext as hax  # noqa: E402
-from hf_attn_ext.files import write_text, written_beside  # noqa: E402
+from hf_attn_ext._util.files import write_text, written_beside  # noqa: E402
 
 # what suggests: the default, and its rivals
 CRITERIA: dict[str, dict[str, Any]] = {

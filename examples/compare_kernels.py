@@ -31,8 +31,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 import numpy as np  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
 
+from hf_attn_ext._util.files import write_text, written_beside  # noqa: E402
 from hf_attn_ext.errors import AttnExtError, suggest  # noqa: E402
-from hf_attn_ext.files import write_text, written_beside  # noqa: E402
 
 # name: (num_features for 128 features, or 136; learning rates of stage 1 to choose from)
 GRID = (1e-2, 2e-2, 4e-2, 8e-2)

@@ -111,9 +111,9 @@ def reloaded_equals_run(folder: Path, model: Path, config: Any) -> tuple[int, fl
 
     The other side are the logits that the run itself wrote when it measured the trained model.
     """
-    from hf_attn_ext.training.data import load_task_data
-    from hf_attn_ext.training.encoding import Collator, encode, evaluation_batches
-    from hf_attn_ext.training.teacher import load_tokenizer
+    from hf_attn_ext.training.data.encoding import Collator, encode, evaluation_batches
+    from hf_attn_ext.training.data.loading import load_task_data
+    from hf_attn_ext.training.stages.teacher import load_tokenizer
 
     split, tokenizer = load_task_data(config.data).test, load_tokenizer(config.model)
     encoded = encode(split, tokenizer, config.data.max_length)
@@ -130,7 +130,7 @@ def reloaded_equals_run(folder: Path, model: Path, config: Any) -> tuple[int, fl
 def gap_closed_error(folder: Path, config: Any, metric: str, resamples: int = 200) -> float:
     """Standard error of the share of the gap that is closed: bootstrap over films (or over examples)."""
     from hf_attn_ext.training import metrics
-    from hf_attn_ext.training.data import load_task_data
+    from hf_attn_ext.training.data.loading import load_task_data
 
     data = load_task_data(config.data)
     labels, task = data.test.labels, data.labels.task

@@ -195,10 +195,10 @@ def reopened(folder: Path, model: Path, config: Any, beginning: str) -> dict[str
     from accelerate import PartialState
     from transformers import AutoModelForCausalLM
 
-    from hf_attn_ext.training.encoding import Collator, evaluation_batches
-    from hf_attn_ext.training.finetune import language_batch_size
-    from hf_attn_ext.training.inputs import encode_all, load_texts
-    from hf_attn_ext.training.teacher import load_tokenizer
+    from hf_attn_ext.training.data.encoding import Collator, evaluation_batches
+    from hf_attn_ext.training.data.inputs import encode_all, load_texts
+    from hf_attn_ext.training.stages.finetune import language_batch_size
+    from hf_attn_ext.training.stages.teacher import load_tokenizer
 
     tokenizer = load_tokenizer(config.model)
     encoded = encode_all(config, *load_texts(config), tokenizer).test

@@ -20,8 +20,8 @@ sys.path[:0] = [str(ROOT)]
 
 import hf_attn_ext as hax  # noqa: E402
 from hf_attn_ext.hasse import MaskSpec, masks, minimal_joint_task  # noqa: E402
-from hf_attn_ext.hasse.draw import draw  # noqa: E402
-from hf_attn_ext.hasse.family import derive  # noqa: E402
+from hf_attn_ext.hasse.drawing.draw import draw  # noqa: E402
+from hf_attn_ext.hasse.tasks.family import derive  # noqa: E402
 
 
 def family_spec(spec: MaskSpec) -> MaskSpec:

@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 from assets import AssetError, ensure  # noqa: E402
 
-from hf_attn_ext.files import write_text  # noqa: E402
+from hf_attn_ext._util.files import write_text  # noqa: E402
 
 OUT = Path("runs/lm_eval")
 CHOICES = 4

@@ -45,8 +45,8 @@ import torch  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
 
 import hf_attn_ext as hax  # noqa: E402
+from hf_attn_ext._util.files import write_text, written_beside  # noqa: E402
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
-from hf_attn_ext.files import write_text, written_beside  # noqa: E402
 from hf_attn_ext.training.files import new_folder, read_json, write_json  # noqa: E402
 from hf_attn_ext.training.results import versions  # noqa: E402
 

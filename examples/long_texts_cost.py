@@ -22,9 +22,9 @@ from transformers import AutoModel  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
 import hf_attn_ext  # noqa: E402, F401 (registers the converted model types)
-from hf_attn_ext.bench import measure  # noqa: E402
-from hf_attn_ext.bench.machine import describe_machine  # noqa: E402
-from hf_attn_ext.bench.peak_server import peak_of  # noqa: E402
+from benchmarks.speed import measure  # noqa: E402
+from benchmarks.speed.machine import describe_machine  # noqa: E402
+from benchmarks.speed.peak_server import peak_of  # noqa: E402
 
 REPEATS, BUDGET = 7, 5.0  # counted passes at most; seconds of them
 

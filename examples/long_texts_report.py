@@ -102,7 +102,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from hf_attn_ext.files import written_beside
+    from hf_attn_ext._util.files import written_beside
 
     figure, (error, seconds, memory) = plt.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
     for place, (name, (_, colour, line)) in enumerate(CONTESTANTS.items()):

@@ -25,8 +25,8 @@ import hf_attn_ext as hax  # noqa: E402
 from hf_attn_ext.attention import linear_attention, make_feature_map, naive_attention  # noqa: E402
 from hf_attn_ext.hasse import MaskSpec, Poset, masks  # noqa: E402
 from hf_attn_ext.hasse.cover import ChainCover, chain_cover  # noqa: E402
-from hf_attn_ext.hasse.diagram import CHARACTER, Diagram  # noqa: E402
-from hf_attn_ext.hasse.text import class_title  # noqa: E402
+from hf_attn_ext.hasse.drawing.diagram import CHARACTER, Diagram  # noqa: E402
+from hf_attn_ext.hasse.drawing.text import class_title  # noqa: E402
 
 LETTERS = "STUV"  # of running sums
 CHAINS = ("#1d7a3f", "#30459c", "#c46a00", "#6b3fa0")

@@ -8,8 +8,8 @@ from typing import Any
 
 from assets import ensure
 
+from hf_attn_ext._util.files import write_text
 from hf_attn_ext.errors import AttnExtError, suggest
-from hf_attn_ext.files import write_text
 
 MAX_LENGTH = 128
 # of each corpus: its model, files, words of a piece, what ends a segment (None: sentences), texts for the suggestion or
@@ -141,8 +141,8 @@ def new_folder(path: Path) -> Path:
 
 def read_texts(corpus: str, split: str, count: int, seed: int, out: Path) -> list[str]:
     """``count`` texts of a split, drawn by the seed."""
-    from hf_attn_ext.probe.corpus import read_corpus
-    from hf_attn_ext.probe.cutting import by_words, whole_texts
+    from hf_attn_ext.probe.corpus.corpus import read_corpus
+    from hf_attn_ext.probe.corpus.cutting import by_words, whole_texts
 
     its = CORPORA[corpus]
     path = texts_folder(corpus, out) / its["file"].format(split)

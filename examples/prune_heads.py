@@ -43,10 +43,10 @@ from probe_uses_data import (  # noqa: E402
     read_texts,
 )
 
+from hf_attn_ext._util.files import write_text, written_beside  # noqa: E402
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
-from hf_attn_ext.files import write_text, written_beside  # noqa: E402
-from hf_attn_ext.integration.capturable import capturable_layers  # noqa: E402
-from hf_attn_ext.integration.families import output_projection  # noqa: E402
+from hf_attn_ext.integration.base_models.families import output_projection  # noqa: E402
+from hf_attn_ext.integration.base_models.readable_layers import capturable_layers  # noqa: E402
 from hf_attn_ext.probe import PruningScores, pruning_scores  # noqa: E402
 
 Head = tuple[int, int]

@@ -35,12 +35,12 @@ import torch  # noqa: E402
 from assets import AssetError, ensure  # noqa: E402
 from mask_runs.options import seeds_of  # noqa: E402
 
+from hf_attn_ext._util.files import write_text, written_beside  # noqa: E402
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
-from hf_attn_ext.files import write_text, written_beside  # noqa: E402
-from hf_attn_ext.integration.capturable import capturable_layers, max_tokens  # noqa: E402
-from hf_attn_ext.probe.segmentation import SIMILARITIES, sentence_similarities  # noqa: E402
-from hf_attn_ext.probe.segmentation_scores import segmentation_scores  # noqa: E402
-from hf_attn_ext.probe.sentence_vectors import SENTENCE, sentence_vectors  # noqa: E402
+from hf_attn_ext.integration.base_models.readable_layers import capturable_layers, max_tokens  # noqa: E402
+from hf_attn_ext.probe.applications.segmentation import SIMILARITIES, sentence_similarities  # noqa: E402
+from hf_attn_ext.probe.applications.segmentation_scores import segmentation_scores  # noqa: E402
+from hf_attn_ext.probe.applications.sentence_vectors import SENTENCE, sentence_vectors  # noqa: E402
 from hf_attn_ext.training.files import read_json, write_json  # noqa: E402
 from hf_attn_ext.training.results import versions  # noqa: E402
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import segmentation_rivals as rivals
 
-from hf_attn_ext.probe.boundaries import highest, standardised
-from hf_attn_ext.probe.segmentation import cut
-from hf_attn_ext.probe.segmentation_scores import segmentation_scores
+from hf_attn_ext.probe.applications.boundaries import highest, standardised
+from hf_attn_ext.probe.applications.segmentation import cut
+from hf_attn_ext.probe.applications.segmentation_scores import segmentation_scores
 
 PENALTIES = tuple(np.round(np.arange(0.2, 3.1, 0.2), 1).tolist())
 DEVIATIONS = (-0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)

@@ -96,7 +96,7 @@ def draw(report: dict[str, Any], example: Any, path: Path) -> None:
     import matplotlib.pyplot as plt
     from segmentation_contestants import cut_with
 
-    from hf_attn_ext.files import written_beside
+    from hf_attn_ext._util.files import written_beside
 
     corpora = list(report["settings"]["known"]["corpora"])
     figure = plt.figure(figsize=(13, 8.2), layout="constrained")

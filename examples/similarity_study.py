@@ -38,11 +38,11 @@ import similarity_study_page as paging  # noqa: E402
 import torch  # noqa: E402
 from assets import AssetError  # noqa: E402
 
+from hf_attn_ext._util.files import write_text  # noqa: E402
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
-from hf_attn_ext.files import write_text  # noqa: E402
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeConfig, ProbeRun  # noqa: E402
-from hf_attn_ext.probe.annotate import annotate  # noqa: E402
-from hf_attn_ext.probe.report import LIMIT, versions  # noqa: E402
+from hf_attn_ext.probe.corpus.annotate import annotate  # noqa: E402
+from hf_attn_ext.probe.report.report import LIMIT, versions  # noqa: E402
 from hf_attn_ext.probe.run import run_statistics, write_run  # noqa: E402
 from hf_attn_ext.probe.run_folder import RunFolder  # noqa: E402
 from hf_attn_ext.training.files import read_json, write_json  # noqa: E402

@@ -10,7 +10,7 @@ import numpy as np
 from similarity_study_verdicts import MOST, Place, contrast, judge
 
 from hf_attn_ext.probe import ProbeStatistics, Statistic
-from hf_attn_ext.probe.findings import Level, level_of, percentage
+from hf_attn_ext.probe.report.findings import Level, level_of, percentage
 
 WHOLE = 0.75  # of the mean distance of all pairs: "across the whole text"
 ALIKE = 0.8  # overlap with the distances of all pairs: "nearly uniform"

@@ -12,10 +12,10 @@ import similarity_study_findings as finding
 from similarity_study_data import Source
 from similarity_study_verdicts import MOST
 
+from hf_attn_ext._util.files import written_beside
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.files import written_beside
 from hf_attn_ext.probe import ProbeStatistics
-from hf_attn_ext.probe.findings import gaps, percentage
+from hf_attn_ext.probe.report.findings import gaps, percentage
 
 MIB = 2**20
 FIGURES = ("distances", "map-within_sentence", "map-repeated_tokens")

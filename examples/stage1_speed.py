@@ -28,7 +28,7 @@ from hf_attn_ext.attention import attention_weights, list_kernels
 from hf_attn_ext.attention.losses import WEIGHT_FLOOR
 from hf_attn_ext.integration import convert, converted_layers
 from hf_attn_ext.training.config import Stage1Config
-from hf_attn_ext.training.transfer import TransferStage, output_scales
+from hf_attn_ext.training.stages.transfer import TransferStage, output_scales
 
 Batch = dict[str, Tensor]
 

@@ -71,9 +71,9 @@ def run(name: str, seed: int, options: argparse.Namespace, corpus: Corpus, accel
     import hf_attn_ext as hax
     from hf_attn_ext.training import Stage2Config, metrics
     from hf_attn_ext.training.files import new_folder, read_json, remove, write_json
-    from hf_attn_ext.training.finetune import TaskStage, predict, score_logits
     from hf_attn_ext.training.journal import Journal
     from hf_attn_ext.training.loop import train
+    from hf_attn_ext.training.stages.finetune import TaskStage, predict, score_logits
 
     folder = Path(options.out) / name / f"seed-{seed}"
     settings = settings_of(options)

@@ -92,7 +92,7 @@ def put_under_mask(config: MaskTraining, model: Any, tokenizer: Any, kernel: Any
 
 def read_texts(data: Any, loaded: Any, tokenizer: Any) -> tuple[Any, Any]:
     """Training and held-out sequences of token ids; long texts are cut into pieces, nothing is thrown away."""
-    from hf_attn_ext.training.encoding import encode_documents
+    from hf_attn_ext.training.data.encoding import encode_documents
 
     return tuple(
         encode_documents(
@@ -181,7 +181,7 @@ def run(path: str, overrides: list[str]) -> dict[str, Any]:
     """Train, save, and return the held-out losses."""
     import transformers
 
-    from hf_attn_ext.training.data import load_task_data
+    from hf_attn_ext.training.data.loading import load_task_data
     from hf_attn_ext.training.files import new_folder, write_json
     from hf_attn_ext.training.results import versions
 

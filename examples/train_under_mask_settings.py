@@ -59,9 +59,9 @@ class MaskTraining:
 
 def read_config(path: str, overrides: list[str]) -> MaskTraining:
     """Read the file and the settings of ``--set``; raise AttnExtError for what does not fit."""
-    from hf_attn_ext.config_tools import from_mapping
+    from hf_attn_ext._util.settings import from_mapping
+    from hf_attn_ext._util.yaml_files import apply_overrides, read_mapping
     from hf_attn_ext.hasse import masks
-    from hf_attn_ext.yaml_files import apply_overrides, read_mapping
 
     config = from_mapping(MaskTraining, apply_overrides(read_mapping(path), overrides), where=path)
     name = config.mask.get("name")
@@ -78,9 +78,9 @@ def read_config(path: str, overrides: list[str]) -> MaskTraining:
 
 def data_config(config: MaskTraining, where: str) -> Any:
     """The texts' DataConfig, whose folder is there."""
-    from hf_attn_ext.config_tools import from_mapping
+    from hf_attn_ext._util.settings import from_mapping
     from hf_attn_ext.training import DataConfig
-    from hf_attn_ext.training.data import FILE_FORMATS
+    from hf_attn_ext.training.data.loading import FILE_FORMATS
 
     task = "language_modeling"
     if config.data.get("task", task) != task:
@@ -97,7 +97,7 @@ def data_config(config: MaskTraining, where: str) -> Any:
 def kernel_config(config: MaskTraining) -> Any:
     """The AttnExtConfig to convert with, or None."""
     import hf_attn_ext as hax
-    from hf_attn_ext.config_tools import from_mapping
+    from hf_attn_ext._util.settings import from_mapping
 
     return None if config.kernel is None else from_mapping(hax.AttnExtConfig, config.kernel, where="kernel")
 
@@ -107,7 +107,7 @@ def training_arguments(config: MaskTraining, where: str) -> tuple[Any, float]:
     from transformers import TrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
 
-    from hf_attn_ext.config_tools import from_mapping
+    from hf_attn_ext._util.settings import from_mapping
 
     for name in REFUSED:
         if name in config.training and config.training[name] not in (None, False):

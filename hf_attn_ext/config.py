@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .attention.registry import check_kernel
-from .config_tools import from_mapping
+from hf_attn_ext._util.settings import from_mapping
+from hf_attn_ext.attention.registry import check_kernel
+
 from .errors import AttnExtError
 
 

@@ -1,6 +1,7 @@
 """``python -m hf_attn_ext.lm_eval ARGS``: ``hf-attn-ext lm-eval ARGS``, for launchers that start a module.
 
-A thin entry over :mod:`hf_attn_ext.cli.lm_eval`. From Python nothing of it is needed: ``import hf_attn_ext``, then
+A thin entry over :mod:`hf_attn_ext.cli.commands.lm_eval`.
+From Python nothing of it is needed: ``import hf_attn_ext``, then
 ``lm_eval.simple_evaluate(model="hf", model_args={"pretrained": folder}, tasks=[...])``.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .cli.main import main as command_line
+from hf_attn_ext.cli.main import main as command_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 import hf_attn_ext as hax
-from hf_attn_ext.config_tools import from_mapping
+from hf_attn_ext._util.settings import from_mapping
 from hf_attn_ext.errors import AttnExtError, suggest
 
 

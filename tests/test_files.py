@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from hf_attn_ext._util.files import write_text, written_beside
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.files import write_text, written_beside
 
 
 def test_the_old_text_or_the_new(tmp_path):

@@ -20,7 +20,7 @@ class NextToken:
     """Every token but a sequence's first, from those before it."""
 
     def __init__(self, tokenizer: Any):
-        from hf_attn_ext.training.encoding import Collator
+        from hf_attn_ext.training.data.encoding import Collator
 
         self.plain = Collator(tokenizer, "language_modeling")
 
@@ -72,8 +72,8 @@ class Masked:
     def __init__(self, tokenizer: Any, model: nn.Module, share: float, seed: int | None = None):
         from transformers import DataCollatorForLanguageModeling
 
-        from hf_attn_ext.integration.positions import position_table
-        from hf_attn_ext.training.encoding import Collator
+        from hf_attn_ext.integration.base_models.positions import position_table
+        from hf_attn_ext.training.data.encoding import Collator
 
         self.plain, self.seed = Collator(tokenizer, "language_modeling"), seed
         self.first = (position_table(model) or (None, 0))[1]

@@ -24,7 +24,7 @@ def masked_passes(model: nn.Module, ids: Tensor, mask_id: int) -> Tensor:
     Returns:
         (B, n) natural logarithms.
     """
-    from hf_attn_ext.integration.positions import position_table
+    from hf_attn_ext.integration.base_models.positions import position_table
 
     batch, n = ids.shape
     places = torch.arange(n, device=ids.device)
@@ -58,9 +58,9 @@ def cloze_passes(model: nn.Module, ids: Tensor) -> Tensor:
     """
     from hf_attn_ext.hasse.masks import butterfly
     from hf_attn_ext.integration import butterfly_embeddings
-    from hf_attn_ext.integration.layouts import lay_out
-    from hf_attn_ext.integration.mask_call import given_mask
-    from hf_attn_ext.integration.positions import position_table
+    from hf_attn_ext.integration.base_models.positions import position_table
+    from hf_attn_ext.integration.masking.call import given_mask
+    from hf_attn_ext.integration.masking.layouts import lay_out
 
     batch, n = ids.shape
     spec, first = butterfly(n), (position_table(model) or (None, 0))[1]

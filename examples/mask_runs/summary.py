@@ -70,7 +70,7 @@ def write_report(
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from hf_attn_ext.files import write_text, written_beside
+    from hf_attn_ext._util.files import write_text, written_beside
     from hf_attn_ext.training.files import write_json
     from hf_attn_ext.training.results import versions
 

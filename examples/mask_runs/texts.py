@@ -34,14 +34,14 @@ class Texts:
 def load(folder: Path) -> Any:
     """The documents of a folder with train.jsonl and the like."""
     from hf_attn_ext.training import DataConfig
-    from hf_attn_ext.training.data import load_task_data
+    from hf_attn_ext.training.data.loading import load_task_data
 
     return load_task_data(DataConfig(path=str(folder), task="language_modeling", **FILES))
 
 
 def documents(folder: Path, tokenizer: Any, length: int, packing: bool, validation: int, test: int | None) -> Texts:
     """For decoders: one stream cut into sequences, or, without ``packing``, each text a sequence of its own."""
-    from hf_attn_ext.training.encoding import encode_documents
+    from hf_attn_ext.training.data.encoding import encode_documents
 
     data = load(folder)
     splits = [encode_documents(getattr(data, name), tokenizer, length, packing) for name in SPLITS]
@@ -50,7 +50,7 @@ def documents(folder: Path, tokenizer: Any, length: int, packing: bool, validati
 
 def pieces(folder: Path, tokenizer: Any, length: int, validation: int, test: int | None) -> Texts:
     """For encoders: pieces of exactly ``length`` tokens, none of which reaches over the end of a text."""
-    from hf_attn_ext.training.encoding import pack
+    from hf_attn_ext.training.data.encoding import pack
 
     data = load(folder)
     splits = []
@@ -63,7 +63,7 @@ def pieces(folder: Path, tokenizer: Any, length: int, validation: int, test: int
 
 def some(split: Any, most: int | None) -> Any:
     """At most so many sequences, spread over the whole split."""
-    from hf_attn_ext.training.encoding import EncodedSplit
+    from hf_attn_ext.training.data.encoding import EncodedSplit
 
     if most is None or most >= len(split):
         return split

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from hf_attn_ext.integration import butterfly_embeddings, converted_layers
 from hf_attn_ext.training import Stage2Config
-from hf_attn_ext.training.encoding import evaluation_batches
+from hf_attn_ext.training.data.encoding import evaluation_batches
 from hf_attn_ext.training.files import remove
-from hf_attn_ext.training.finetune import TaskStage
 from hf_attn_ext.training.journal import Journal
 from hf_attn_ext.training.loop import train
+from hf_attn_ext.training.stages.finetune import TaskStage
 
 from .objectives import IGNORED, Batch
 

@@ -49,8 +49,8 @@ class Corpus:
 
     def __init__(self, options: argparse.Namespace):
         from hf_attn_ext.training import DataConfig
-        from hf_attn_ext.training.data import load_task_data
-        from hf_attn_ext.training.encoding import Collator, EncodedSplit, encode_documents
+        from hf_attn_ext.training.data.encoding import Collator, EncodedSplit, encode_documents
+        from hf_attn_ext.training.data.loading import load_task_data
 
         files = {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
         data = load_task_data(DataConfig(path=str(ensure("sotu")), task="language_modeling", **files))

@@ -128,7 +128,7 @@ def draw(rows: list[Row], options: argparse.Namespace, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from hf_attn_ext.files import written_beside
+    from hf_attn_ext._util.files import written_beside
 
     by_name = {row.name: row for row in rows}
     softmax, control = by_name["softmax"], by_name[control_name(options)]
@@ -154,7 +154,7 @@ def report(
     results: list[dict[str, Any]], options: argparse.Namespace, settings: dict[str, Any], corpus: Corpus
 ) -> None:
     """Write and print what the runs came to."""
-    from hf_attn_ext.files import write_text
+    from hf_attn_ext._util.files import write_text
     from hf_attn_ext.training.files import write_json
     from hf_attn_ext.training.results import versions
 

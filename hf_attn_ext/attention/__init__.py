@@ -1,8 +1,8 @@
 """Attention floor: feature maps (kernels) and the forms that apply them. Knows torch, nothing of transformers."""
 
-from .compiled import build_kernels, describe_kernels, kernels_loaded, plain_forms
 from .feature_maps import FeatureMap, Features, Side
-from .forms import (
+from .native import build_kernels, describe_kernels, kernels_loaded, plain_forms
+from .ops import (
     AttentionState,
     BoundMaps,
     attention_weights,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .feature_maps import FeatureMap
-from .forms import attention_weights
+from .ops import attention_weights
 
 # Signed kernels give weights below 0 and above 1; without this the "cross-entropy" falls below the teacher's entropy.
 WEIGHT_FLOOR = 1e-6

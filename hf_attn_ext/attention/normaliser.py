@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .feature_maps.base import Features
+from .feature_map import Features
 
 
 class Stabilised(NamedTuple):

@@ -30,10 +30,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AttnExtError, suggest
+from hf_attn_ext.errors import AttnExtError, suggest
 
 if TYPE_CHECKING:
-    from .feature_maps.base import FeatureMap
+    from .feature_map import FeatureMap
 
 _KERNELS: dict[str, type[FeatureMap]] = {}
 _FIXED = ("num_heads", "head_dim", "num_features", "seed")

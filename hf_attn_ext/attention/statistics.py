@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import AttnExtError
+from hf_attn_ext.errors import AttnExtError
 
 SAMPLE_PER_UPDATE = 64
 SAMPLE_LIMIT = 2048

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import AttnExtError
-from . import bench, build, card, convert, distill, doctor, evaluate, list_names, lm_eval, mask, probe, push
+from hf_attn_ext.errors import AttnExtError
+
+from .commands import bench, build, card, convert, distill, doctor, evaluate, list_names, lm_eval, mask, probe, push
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -55,15 +56,7 @@ _add("build", build.build)
 _add("list", list_names.list_names)
 _add("doctor", doctor.doctor)
 
-benches = typer.Typer(
-    help="Measure speed and memory against softmax, performer-pytorch and networkx.", rich_markup_mode=None
-)
-_add("attention", bench.attention, benches)
-_add("decode", bench.decode, benches)
-_add("hasse", bench.hasse, benches)
-_add("order", bench.order, benches)
-_add("probe", bench.probe, benches)
-app.add_typer(benches, name="bench")
+_add("bench", bench.bench, context_settings=bench.PASS_ON)
 
 masks = typer.Typer(help="Masks: look at one, at the order behind it, derive one from tasks.", rich_markup_mode=None)
 _add("show", mask.show, masks)
@@ -82,7 +75,7 @@ def _root(
 ) -> None:
     if version:
         _execute_package()
-        from .. import __version__
+        from hf_attn_ext import __version__
 
         typer.echo(f"hf-attn-ext {__version__}")
     elif context.invoked_subcommand is None:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import AttnExtError
-from ..hub.facts import PREFIX, names_of
-from ..hub.files import TOKENIZER_FILES, read_json
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hub.facts import PREFIX, names_of
+from hf_attn_ext.hub.files import TOKENIZER_FILES, read_json
 
 
 def quiet() -> None:
@@ -83,8 +83,8 @@ def load_converted(folder: str) -> Any:
     Raises:
         AttnExtError: the folder holds no converted model, or a damaged one.
     """
-    from ..hub.files import check_folder
-    from ..integration import register_model_type
+    from hf_attn_ext.hub.files import check_folder
+    from hf_attn_ext.integration import register_model_type
 
     path, config = check_folder(folder)
     # Families are registered by the import; a folder of another type says itself which one it needs.

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import AttnExtError
-from ..hub.files import MODEL_FILES, TOKENIZER_FILES, WEIGHTS_PATTERNS, read_json
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hub.files import MODEL_FILES, TOKENIZER_FILES, WEIGHTS_PATTERNS, read_json
 
 _OURS = (*MODEL_FILES, *TOKENIZER_FILES, *WEIGHTS_PATTERNS, "*_attn_ext.py", "attn_ext_*.py", "results.json")
 

@@ -9,16 +9,15 @@ Knows torch, numpy and networkx, and nothing of models.
     masks.butterfly(8)                       masks in closed form, with position ids, roles and labels
 """
 
-from .bits import BitMatrix
+from . import masks
 from .checks import Finding
 from .cover import ChainCover, chain_cover
-from .flow import convergence_depth, information_flow
-from .joint import JointTask, minimal_joint_task
-from .poset import Poset
+from .order.bits import BitMatrix
+from .order.flow import convergence_depth, information_flow
+from .order.poset import Poset
 from .spec import MaskSpec
-from .task import Task
-
-from . import masks  # isort: skip  (the masks are made of all of the above)
+from .tasks.joint import JointTask, minimal_joint_task
+from .tasks.task import Task
 
 __all__ = [
     "BitMatrix",

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import AttnExtError, short
-from .flow import convergence_depth, information_flow
-from .reading import is_whole
+from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.hasse.order.flow import convergence_depth, information_flow
+from hf_attn_ext.hasse.order.reading import is_whole
+
 from .spec import MaskSpec, held_tokens, is_input
 
 _LISTED = 10  # findings of one kind that are written out; the last one counts the rest

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..errors import AttnExtError
-from .bits import BitMatrix
-from .chains import chains_and_antichain
-from .poset import Poset
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse.order.bits import BitMatrix
+from hf_attn_ext.hasse.order.chains import chains_and_antichain
+from hf_attn_ext.hasse.order.poset import Poset
+
 from .spec import Form, MaskSpec
 
 _BLOCK = 512  # rows that are looked at together

@@ -18,15 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import AttnExtError, short
-from .bits import BitMatrix
-from .reading import is_whole, read_list, read_mask
+from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.hasse.order.bits import BitMatrix
+from hf_attn_ext.hasse.order.reading import is_whole, read_list, read_mask
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+    from hf_attn_ext.hasse.tasks.family import Family
+
     from .checks import Finding
-    from .family import Family
 
 Form = Callable[..., Tensor]
 
@@ -322,14 +323,14 @@ class MaskSpec:
             >>> bool(window.densify().dense()[3, 0]), bool(window.dense()[3, 0])
             (True, False)
         """
-        from .flow import information_flow
+        from hf_attn_ext.hasse.order.flow import information_flow
 
         changes = {"form": _look_up, "tables": (information_flow(self),), "window": None, "family": None}
         return dataclasses.replace(self, name=f"dense_{self.name}", **changes)
 
     def text(self) -> str:
         """The mask as text for a terminal; see :func:`.text.mask_text`."""
-        from .text import mask_text
+        from hf_attn_ext.hasse.drawing.text import mask_text
 
         return mask_text(self)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from .flow import convergence_depth
-from .poset import Poset
+from hf_attn_ext.hasse.order.flow import convergence_depth
+from hf_attn_ext.hasse.order.poset import Poset
+
 from .spec import MaskSpec, check_spec
 
 

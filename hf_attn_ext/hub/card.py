@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import AttnExtError
-from ..files import write_text
+from hf_attn_ext._util.files import write_text
+from hf_attn_ext.errors import AttnExtError
+
 from . import facts
 from .files import check_folder
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import AttnExtError
+from hf_attn_ext.errors import AttnExtError
 
 PREFIX = "attn_ext_"
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")

@@ -10,7 +10,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from ..errors import AttnExtError
+from hf_attn_ext.errors import AttnExtError
 
 WEIGHTS_PATTERNS = ("model.safetensors", "model-[0-9]*-of-[0-9]*.safetensors", "model.safetensors.index.json")
 """The weight files that ``save_pretrained`` writes: one file, or shards and their index."""

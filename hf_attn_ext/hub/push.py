@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..errors import AttnExtError
+from hf_attn_ext.errors import AttnExtError
+
 from .files import WEIGHTS_PATTERNS, UploadFile, files_to_upload
 
 

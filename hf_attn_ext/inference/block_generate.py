@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from ..errors import AttnExtError, short
-from ..hasse.reading import is_whole
+from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.hasse.order.reading import is_whole
+
 from .block_pass import BlockPasses
 from .texts import read_model, read_texts, read_token
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ..errors import AttnExtError
-from ..hasse import MaskSpec
-from ..integration import LinearCache, converted_layers, is_converted
-from ..integration.families import attention_modules, cache_argument, is_causal
-from ..integration.mask_call import Streams, given_mask
-from ..integration.masks import active_mask, maps_on_first_use
-from ..integration.positions import position_table
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse import MaskSpec
+from hf_attn_ext.integration import LinearCache, converted_layers, is_converted
+from hf_attn_ext.integration.base_models.families import attention_modules, cache_argument, is_causal
+from hf_attn_ext.integration.base_models.positions import position_table
+from hf_attn_ext.integration.masking.call import Streams, given_mask
+from hf_attn_ext.integration.masking.set_mask import active_mask, maps_on_first_use
 
 
 class BlockPasses:

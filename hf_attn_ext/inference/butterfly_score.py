@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import AttnExtError
-from ..hasse import MaskSpec
-from ..hasse.masks import butterfly
-from ..integration.families import attention_modules, is_causal
-from ..integration.layouts import butterfly_embeddings, lay_out
-from ..integration.masks import active_mask
-from ..integration.positions import position_table
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse import MaskSpec
+from hf_attn_ext.hasse.masks import butterfly
+from hf_attn_ext.integration.base_models.families import attention_modules, is_causal
+from hf_attn_ext.integration.base_models.positions import position_table
+from hf_attn_ext.integration.masking.layouts import butterfly_embeddings, lay_out
+from hf_attn_ext.integration.masking.set_mask import active_mask
+
 from .texts import read_model, read_texts
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import AttnExtError, short
-from ..hasse.reading import is_whole
-from ..integration.convert import unwrap
-from ..integration.peft_support import refuse_prompts
+from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.hasse.order.reading import is_whole
+from hf_attn_ext.integration.base_models.wrapping import unwrap
+from hf_attn_ext.integration.conversion.peft_support import refuse_prompts
 
 
 def read_model(model: Any, what: str) -> PreTrainedModel:

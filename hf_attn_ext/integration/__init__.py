@@ -1,18 +1,21 @@
 """Integration floor, the only one that knows transformers' internals. Importing it registers everything, once."""
 
-from .cache import LinearCache
-from .convert import convert, is_converted, revert
-from .families import supported_model_types
-from .fold import fold
-from .layers import ConvertedLayer, converted_layers, freeze_all_but_feature_maps
-from .layouts import accept_neighbour_ids, butterfly_embeddings
-from .mask_token import add_mask_token
-from .masks import get_mask, set_mask
-from .models import register_families, register_model_type
-from .observe import AttentionCall, calibrate, collect_statistics, softmax_stream
-from .peft_support import peft_modules_to_save
-from .positions import extend_positions
-from .registry import register
+from .base_models.families import supported_model_types
+from .base_models.positions import extend_positions
+
+# Saved folders open with a file that imports their classes as `hf_attn_ext.integration.models`.
+from .conversion import model_classes as models
+from .conversion.convert import convert, is_converted, revert
+from .conversion.fold import fold
+from .conversion.model_classes import register_families, register_model_type
+from .conversion.peft_support import peft_modules_to_save
+from .kernel_modules.layers import ConvertedLayer, converted_layers, freeze_all_but_feature_maps
+from .linear.attention_function import register
+from .linear.cache import LinearCache
+from .linear.softmax_stream import AttentionCall, calibrate, collect_statistics, softmax_stream
+from .masking.layouts import accept_neighbour_ids, butterfly_embeddings
+from .masking.mask_token import add_mask_token
+from .masking.set_mask import get_mask, set_mask
 
 register()
 register_families()
@@ -33,6 +36,7 @@ __all__ = [
     "freeze_all_but_feature_maps",
     "get_mask",
     "is_converted",
+    "models",
     "peft_modules_to_save",
     "register_model_type",
     "revert",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.utils import output_capturing
 
-from ..errors import AttnExtError
+from hf_attn_ext.errors import AttnExtError
 
 # Keywords of the host's attention functions that change the result: those that sdpa does not know, and all of them.
 BY_SDPA = ("softcap", "s_aux")

@@ -23,21 +23,21 @@ Models outside the host's attention interface are read at their output projectio
 hybrid should keep softmax (:mod:`.neighbours`), and :mod:`.pruning` which heads can go.
 """
 
-from .annotate import Annotation, annotate, sentence_starts
-from .compare import compare
-from .comparison import HeadComparison
+from .applications.compare import compare
+from .applications.comparison import HeadComparison
+from .applications.pruning import PruningScores, pruning_scores
+from .applications.segmentation import Segmentation, segment, segment_sentences
+from .applications.segmentation_scores import segmentation_scores
+from .applications.sentence_vectors import SentenceVectors, sentence_vectors
+from .applications.suggest import LayerSuggestion, suggest_layers
 from .config import ProbeConfig, load_probe_config
-from .findings import Finding, findings
+from .corpus.annotate import Annotation, annotate, sentence_starts
 from .probe import ContextSimilarityProbe
-from .pruning import PruningScores, pruning_scores
-from .report import write_report
+from .report.findings import Finding, findings
+from .report.report import write_report
 from .results import ProbeStatistics, Statistic
 from .run import ProbeRun, run_probe
-from .segmentation import Segmentation, segment, segment_sentences
-from .segmentation_scores import segmentation_scores
-from .sentence_vectors import SentenceVectors, sentence_vectors
-from .similarity import similarity_matrices
-from .suggest import LayerSuggestion, suggest_layers
+from .streaming.similarity import similarity_matrices
 
 __all__ = [
     "Annotation",

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config_tools import from_mapping
-from ..errors import AttnExtError
-from ..yaml_files import apply_overrides, read_mapping
-from .annotate import check_boundaries
+from hf_attn_ext._util.settings import from_mapping
+from hf_attn_ext._util.yaml_files import apply_overrides, read_mapping
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.probe.corpus.annotate import check_boundaries
+
 from .options import CONTROLS, whole
 
 # What may differ between a run and the run that goes on with it: no number of the statistics hangs on these.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files import write_text
+from hf_attn_ext._util.files import write_text
 
 
 def plain(value: Any) -> Any:

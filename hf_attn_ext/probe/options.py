@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import AttnExtError, short, suggest
-from ..integration.capturable import Layer
+from hf_attn_ext.errors import AttnExtError, short, suggest
+from hf_attn_ext.integration.base_models.readable_layers import Layer
 
 KEEPS = ("statistics", "matrices")
 CONTROLS = ("cosine", "attention")

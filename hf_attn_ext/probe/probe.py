@@ -13,14 +13,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from ..errors import AttnExtError, short
-from ..integration.capturable import capturable_layers, config_special_ids, layer_count
-from ..integration.capture import ForwardPass, HeadOutputs, capture, evaluating
-from ..integration.projections import projection_layers
-from .annotate import shuffled
-from .feeding import annotated_batches, read
-from .kept import KeptMatrices
-from .notes import notes
+from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.integration.base_models.projections import projection_layers
+from hf_attn_ext.integration.base_models.readable_layers import capturable_layers, config_special_ids, layer_count
+from hf_attn_ext.integration.capture.capture import ForwardPass, HeadOutputs, capture, evaluating
+from hf_attn_ext.probe.corpus.annotate import shuffled
+from hf_attn_ext.probe.report.notes import notes
+from hf_attn_ext.probe.streaming.feeding import annotated_batches, read
+from hf_attn_ext.probe.streaming.kept import KeptMatrices
+from hf_attn_ext.probe.streaming.seen_model import SeenModel
+from hf_attn_ext.probe.streaming.similarity import similarity_matrices
+from hf_attn_ext.probe.streaming.stream import Settings, Stream, fed
+from hf_attn_ext.probe.streaming.summarise import attention_statistics, pair_statistics, rows_left_out
+from hf_attn_ext.probe.streaming.sums import equal_draws, ratio
+from hf_attn_ext.probe.streaming.texts import DISTANCE_BINS
+
 from .options import (
     CONTROLS,
     KEEPS,
@@ -36,12 +43,6 @@ from .options import (
     words,
 )
 from .results import ProbeStatistics
-from .seen_model import SeenModel
-from .similarity import similarity_matrices
-from .stream import Settings, Stream, fed
-from .summarise import attention_statistics, pair_statistics, rows_left_out
-from .sums import equal_draws, ratio
-from .texts import DISTANCE_BINS
 
 
 class ContextSimilarityProbe:
@@ -315,8 +316,8 @@ class ContextSimilarityProbe:
         Raises:
             AttnExtError: as :meth:`statistics`; texts given inside the block, where their passes would be counted.
         """
-        from .browser import browse
-        from .report import write_report
+        from hf_attn_ext.probe.report.browser import browse
+        from hf_attn_ext.probe.report.report import write_report
 
         statistics = self.statistics()
         if texts and self._open is not None:

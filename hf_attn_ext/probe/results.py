@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import AttnExtError, suggest
+from hf_attn_ext.errors import AttnExtError, suggest
+
 from .json_text import json_text, plain
 
 FORMAT = 1

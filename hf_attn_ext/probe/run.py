@@ -12,21 +12,22 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import AttnExtError
-from ..files import written_beside
-from ..integration.capturable import Layer, max_tokens
-from ..integration.fingerprint import fingerprint
-from ..processes import check_processes
-from ..progress import Progress
-from .annotate import annotate
-from .browser import browse, choose_texts
+from hf_attn_ext._util.files import written_beside
+from hf_attn_ext._util.processes import check_processes
+from hf_attn_ext._util.progress import Progress
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.base_models.fingerprint import fingerprint
+from hf_attn_ext.integration.base_models.readable_layers import Layer, max_tokens
+from hf_attn_ext.probe.corpus.annotate import annotate
+from hf_attn_ext.probe.corpus.corpus import Corpus, read_corpus
+from hf_attn_ext.probe.corpus.cutting import Cut, by_tokens, by_words, whole_texts
+from hf_attn_ext.probe.report.browser import browse, choose_texts
+from hf_attn_ext.probe.report.figures import draw, save_figures
+from hf_attn_ext.probe.report.report import versions, write_report
+
 from .config import FREE, ProbeConfig
-from .corpus import Corpus, read_corpus
-from .cutting import Cut, by_tokens, by_words, whole_texts
-from .figures import draw, save_figures
 from .options import special_ids
 from .probe import ContextSimilarityProbe
-from .report import versions, write_report
 from .results import ProbeStatistics
 from .run_folder import RunFolder
 

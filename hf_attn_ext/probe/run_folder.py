@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import AttnExtError, short
-from ..files import as_path, write_text, written_beside
+from hf_attn_ext._util.files import as_path, write_text, written_beside
+from hf_attn_ext.errors import AttnExtError, short
 
 MARKER = "probe.json"
 _PARTS = ("sums", "plain")

@@ -1,7 +1,8 @@
 """Distillation: attention transfer (stage 1) and fine-tuning (stage 2), on one accelerate loop."""
 
-from ..attention.losses import attention_losses
-from ..integration import accept_neighbour_ids, butterfly_embeddings
+from hf_attn_ext.attention.losses import attention_losses
+from hf_attn_ext.integration import accept_neighbour_ids, butterfly_embeddings
+
 from .collators import BlockTwoStreamCollator, ButterflyCollator
 from .config import (
     DataConfig,
@@ -15,12 +16,12 @@ from .config import (
     TrainConfig,
 )
 from .config_files import load_config
-from .finetune import evaluate_task
-from .label_loss import LabelLoss
-from .losses import distillation_loss, task_loss
 from .pipeline import DistillResult, distill
 from .results import results_table
-from .transfer import evaluate_transfer
+from .stages.finetune import evaluate_task
+from .stages.label_loss import LabelLoss
+from .stages.losses import distillation_loss, task_loss
+from .stages.transfer import evaluate_transfer
 
 __all__ = [
     "BlockTwoStreamCollator",

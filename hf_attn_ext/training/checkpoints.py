@@ -16,7 +16,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..errors import AttnExtError
+from hf_attn_ext.errors import AttnExtError
+
 from .files import read_json, remove, replace_folder, sweep, temporary, write_json
 
 

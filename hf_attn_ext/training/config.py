@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..config import AttnExtConfig
-from ..config_tools import from_mapping
-from ..errors import AttnExtError, suggest
+from hf_attn_ext._util.settings import from_mapping
+from hf_attn_ext.config import AttnExtConfig
+from hf_attn_ext.errors import AttnExtError, suggest
 
 
 @dataclasses.dataclass

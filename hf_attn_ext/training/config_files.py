@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..yaml_files import apply_overrides, read_mapping
+from hf_attn_ext._util.yaml_files import apply_overrides, read_mapping
+
 from .config import DistillConfig
 
 __all__ = ["apply_overrides", "load_config"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import AttnExtError
+from hf_attn_ext.errors import AttnExtError
 
 _TEMPORARY = ".tmp-"
 

@@ -11,8 +11,9 @@ from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 from accelerate.utils import parse_flag_from_env
 
-from .. import processes
-from ..errors import AttnExtError, suggest
+from hf_attn_ext._util import processes
+from hf_attn_ext.errors import AttnExtError, suggest
+
 from .config import DistillConfig
 
 TWO_ON_CPU = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m hf_attn_ext.distill --config ..."
@@ -65,7 +66,7 @@ def computes_in_bf16() -> bool:
 
 
 def check_processes(wanted: int | None, running: int, environment: Mapping[str, str]) -> None:
-    """:func:`hf_attn_ext.processes.check_processes`, with this floor's command."""
+    """:func:`hf_attn_ext._util.processes.check_processes`, with this floor's command."""
     processes.check_processes(wanted, running, environment, TWO_ON_CPU)
 
 

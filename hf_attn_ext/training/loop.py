@@ -14,11 +14,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from ..errors import AttnExtError
-from ..progress import Progress
+from hf_attn_ext._util.progress import Progress
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.training.data.encoding import Collator, EncodedSplit, TrainingOrder
+
 from .checkpoints import CheckpointStore, LoopState
 from .config import TrainConfig
-from .encoding import Collator, EncodedSplit, TrainingOrder
 from .journal import Journal
 
 Batch = dict[str, torch.Tensor]

@@ -7,7 +7,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..integration import converted_layers
+from hf_attn_ext.integration import converted_layers
+
 from .files import new_folder
 
 

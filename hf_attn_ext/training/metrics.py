@@ -14,8 +14,8 @@ import numpy as np
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from ..errors import AttnExtError, suggest
-from .labels import LANGUAGE
+from hf_attn_ext.errors import AttnExtError, suggest
+from hf_attn_ext.training.data.labels import LANGUAGE
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 

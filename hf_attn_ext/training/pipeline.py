@@ -17,25 +17,26 @@ from accelerate.utils import broadcast, set_seed
 from torch import nn
 from transformers.utils import logging as host_logging
 
-from ..config import AttnExtConfig
-from ..errors import AttnExtError
-from ..integration import calibrate, convert, converted_layers, freeze_all_but_feature_maps
+from hf_attn_ext.config import AttnExtConfig
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration import calibrate, convert, converted_layers, freeze_all_but_feature_maps
+from hf_attn_ext.training.data.encoding import Collator, EncodedSplit, TrainingOrder, evaluation_batches, model_inputs
+from hf_attn_ext.training.data.inputs import encode_all, load_texts, stage1_length
+from hf_attn_ext.training.data.labels import LANGUAGE
+from hf_attn_ext.training.stages.finetune import TaskStage, predict, score_logits
+from hf_attn_ext.training.stages.teacher import auto_class, check_fits, load_tokenizer, open_teacher
+from hf_attn_ext.training.stages.transfer import TransferStage, evaluate_transfer, output_scales
+
 from . import map_files
 from . import metrics as task_metrics
 from .config import DistillConfig, TaskConfig
 from .config_files import load_config
-from .encoding import Collator, EncodedSplit, TrainingOrder, evaluation_batches, model_inputs
 from .files import new_folder, read_json, remove, write_json
-from .finetune import TaskStage, predict, score_logits
-from .inputs import encode_all, load_texts, stage1_length
 from .journal import Journal, flat
-from .labels import LANGUAGE
 from .launch import make_accelerator
 from .loop import number_of_steps, train
 from .results import collect
 from .run_folder import RunFolder
-from .teacher import auto_class, check_fits, load_tokenizer, open_teacher
-from .transfer import TransferStage, evaluate_transfer, output_scales
 
 CALIBRATION_ROWS = 8  # sequences in one forward pass
 

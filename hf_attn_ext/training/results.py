@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from hf_attn_ext.training.data.loading import TaskData
+
 from . import metrics as task_metrics
 from .config import DistillConfig
-from .data import TaskData
 from .run_folder import RunFolder
 
 TITLES = {

@@ -10,7 +10,8 @@ import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from ..errors import AttnExtError
+from hf_attn_ext.errors import AttnExtError
+
 from .config import DistillConfig, difference
 from .files import read_json, remove, sweep, temporary, write_json
 

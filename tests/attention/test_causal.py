@@ -15,10 +15,10 @@ from hf_attn_ext.attention import (
     naive_attention,
     plain_forms,
 )
-from hf_attn_ext.attention.forms import causal as causal_form
-from hf_attn_ext.attention.forms import inputs as form_inputs
-from hf_attn_ext.attention.forms import partial_order
-from hf_attn_ext.attention.forms.products import causal_product
+from hf_attn_ext.attention.ops import causal as causal_form
+from hf_attn_ext.attention.ops import inputs as form_inputs
+from hf_attn_ext.attention.ops.causal_product import causal_product
+from hf_attn_ext.attention.ops.order import order_attention as partial_order
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import masks
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_attn_ext.attention import QKStatistics
-from hf_attn_ext.attention.feature_maps.moments import matrix_power, phase_scale
+from hf_attn_ext.attention.moments import matrix_power, phase_scale
 from hf_attn_ext.errors import AttnExtError
 
 from .kernels import tokens

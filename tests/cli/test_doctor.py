@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hf_attn_ext.cli import doctor as doctor_module
+from hf_attn_ext.cli.commands import doctor as doctor_module
 
 
 @pytest.fixture(autouse=True)

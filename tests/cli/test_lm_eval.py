@@ -14,7 +14,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import hf_attn_ext as hax
-from hf_attn_ext.cli.lm_eval import run_harness
+from hf_attn_ext.cli.commands.lm_eval import run_harness
 from tests.cli.harness import prepare
 from tests.training import small_gpt
 

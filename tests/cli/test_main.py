@@ -9,7 +9,8 @@ import time
 import pytest
 
 import hf_attn_ext as hax
-from hf_attn_ext.cli import list_names, main
+from hf_attn_ext.cli import main
+from hf_attn_ext.cli.commands import list_names
 
 COMMANDS = ("convert", "distill", "evaluate", "lm-eval", "probe", "card", "push", "build", "list", "doctor")
 

@@ -17,7 +17,7 @@ from examples.mask_runs.texts import Texts, unigram_losses
 from examples.mask_runs.training import token_losses
 from hf_attn_ext.inference import block_generate
 from hf_attn_ext.training import loop
-from hf_attn_ext.training.encoding import EncodedSplit
+from hf_attn_ext.training.data.encoding import EncodedSplit
 from tests.integration import tiny
 
 TINY = ["--layers", "1", "--heads", "2", "--hidden", "16", "--context", "16", "--vocabulary", "300", "--steps", "4"]

@@ -17,7 +17,7 @@ from examples.mask_runs.scoring import cloze_passes, masked_passes
 from examples.mask_runs.training import token_losses
 from hf_attn_ext.inference import butterfly_score
 from hf_attn_ext.training import loop
-from hf_attn_ext.training.encoding import EncodedSplit
+from hf_attn_ext.training.data.encoding import EncodedSplit
 
 TINY = ["--layers", "1", "--heads", "2", "--hidden", "16", "--context", "8", "--vocabulary", "300", "--steps", "4"]
 TINY += ["--batch-size", "4", "--validation-sequences", "4", "--test-sequences", "6", "--compared-texts", "3"]

@@ -24,7 +24,7 @@ import similarity_study_verdicts as verdicts  # noqa: E402
 from examples import similarity_study  # noqa: E402
 from hf_attn_ext.errors import AttnExtError  # noqa: E402
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeConfig, ProbeStatistics, Statistic  # noqa: E402
-from hf_attn_ext.probe.findings import Level  # noqa: E402
+from hf_attn_ext.probe.report.findings import Level  # noqa: E402
 from tests.training import small  # noqa: E402
 
 SMALL = ["--texts", "12", "--control-texts", "4", "--tokens", "16", "--batch-size", "4", "--timed", "2", "--quiet"]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import BitMatrix
-from hf_attn_ext.hasse import bits as module
-from hf_attn_ext.hasse.bits import bits_of, row_of
+from hf_attn_ext.hasse.order import bits as module
+from hf_attn_ext.hasse.order.bits import bits_of, row_of
 
 
 @settings(max_examples=60, deadline=None)

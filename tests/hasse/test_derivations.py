@@ -7,8 +7,8 @@ import torch
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Poset, Task, masks, minimal_joint_task
-from hf_attn_ext.hasse.family import Family, derive, groups
 from hf_attn_ext.hasse.spec import mask_token, token
+from hf_attn_ext.hasse.tasks.family import Family, derive, groups
 
 from .families import autoregressive_family, butterfly_family
 

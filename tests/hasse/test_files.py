@@ -10,8 +10,8 @@ import torch
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Task, masks, minimal_joint_task
-from hf_attn_ext.hasse.draw import draw
-from hf_attn_ext.hasse.files import input_text, read_mask_file, read_tasks_file, spec_of_task, write_mask_file
+from hf_attn_ext.hasse.drawing.draw import draw
+from hf_attn_ext.hasse.files.files import input_text, read_mask_file, read_tasks_file, spec_of_task, write_mask_file
 
 
 @pytest.mark.parametrize("name", masks.list_masks())

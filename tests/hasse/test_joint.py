@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import JointTask, Poset, Task, minimal_joint_task
-from hf_attn_ext.hasse.bits import BitMatrix
-from hf_attn_ext.hasse.exhaustive import candidates, smallest_supergraph
+from hf_attn_ext.hasse.order.bits import BitMatrix
+from hf_attn_ext.hasse.tasks.exhaustive import candidates, smallest_supergraph
 
 from .families import autoregressive_family, butterfly_family
 from .strategies import pool

@@ -12,9 +12,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Poset, convergence_depth, information_flow, masks
-from hf_attn_ext.hasse.family import derive
-from hf_attn_ext.hasse.masks.registry import _MASKS
+from hf_attn_ext.hasse.registry import _MASKS
 from hf_attn_ext.hasse.spec import held_tokens, token
+from hf_attn_ext.hasse.tasks.family import derive
 
 BLOCKS = [(n, b) for n in (1, 2, 5, 8, 9) for b in range(1, n + 1)]
 VARIANTS = [("token", "boundary"), ("token", "every"), ("block", "boundary")]

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.hasse import BitMatrix, Poset, closure
+from hf_attn_ext.hasse import BitMatrix, Poset
+from hf_attn_ext.hasse.order import closure
 
 from .strategies import graph_of, masks, powers, wide_masks
 

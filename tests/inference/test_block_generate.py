@@ -9,7 +9,7 @@ from hf_attn_ext.attention import naive_attention
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import information_flow, masks
 from hf_attn_ext.inference import block_generate
-from hf_attn_ext.integration import registry
+from hf_attn_ext.integration.linear import attention_function as registry
 from hf_attn_ext.training import BlockTwoStreamCollator
 from tests.inference.families import DECODERS, MODELS, Tokens
 from tests.integration import tiny

@@ -7,7 +7,7 @@ from transformers import BertLMHeadModel, GPT2LMHeadModel, LlamaForCausalLM
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.inference.block_pass import BlockPasses
-from hf_attn_ext.integration.cache import KernelStateLayer
+from hf_attn_ext.integration.linear.cache import KernelStateLayer
 from tests.inference.families import DECODERS
 from tests.inference.test_block_generate import VARIANTS, generate, model_of, prompts
 from tests.integration import tiny

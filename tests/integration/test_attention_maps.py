@@ -11,9 +11,9 @@ from transformers import BertForMaskedLM, DistilBertForMaskedLM, GPT2LMHeadModel
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
-from hf_attn_ext.integration.attention_maps import attention_map, visible_keys
-from hf_attn_ext.integration.capture import capture
-from hf_attn_ext.integration.mask_call import given_mask
+from hf_attn_ext.integration.capture.attention_maps import attention_map, visible_keys
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.masking.call import given_mask
 
 FAMILIES = [BertForMaskedLM, DistilBertForMaskedLM, GPT2LMHeadModel, LlamaForCausalLM]
 KERNEL = {"kernel": "flexformer_c", "num_features": 4}

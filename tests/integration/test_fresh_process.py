@@ -12,7 +12,7 @@ import torch
 from transformers import AlbertConfig, AlbertForMaskedLM, RobertaForMaskedLM
 
 from hf_attn_ext import integration as hax
-from hf_attn_ext.integration.families import auto_classes, head_classes
+from hf_attn_ext.integration.base_models.families import auto_classes, head_classes
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,7 +160,7 @@ def test_without_trust_or_without_the_package_the_reason_is_said(tmp_path):
 
 
 def test_importing_registers_once_and_again_changes_nothing():
-    from hf_attn_ext.integration import models
+    from hf_attn_ext.integration.conversion import model_classes as models
 
     before = {name: dict(auto._model_mapping._extra_content) for name, auto in auto_classes().items()}
     models.register_families()

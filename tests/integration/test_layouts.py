@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import masks
-from hf_attn_ext.integration.layouts import NEIGHBOURS, lay_out
+from hf_attn_ext.integration.masking.layouts import NEIGHBOURS, lay_out
 
 MASK = 99
 

@@ -270,7 +270,7 @@ def test_saving_over_an_older_save_leaves_no_stale_weights(converted, tmp_path):
 def test_a_failed_save_leaves_the_older_one(converted, folder, monkeypatch):
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     monkeypatch.setattr(
-        "hf_attn_ext.integration.saving.write_manifest", lambda *args: (_ for _ in ()).throw(OSError("full"))
+        "hf_attn_ext.integration.conversion.saving.write_manifest", lambda *args: (_ for _ in ()).throw(OSError("full"))
     )
     with pytest.raises(OSError, match="full"):
         converted.save_pretrained(folder)

@@ -19,7 +19,7 @@ from transformers.models.bert.modeling_bert import BertCrossAttention
 
 from hf_attn_ext import integration as hax
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.registry import flexformer_attention, padding_mask
+from hf_attn_ext.integration.linear.attention_function import flexformer_attention, padding_mask
 
 BASES = [BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, ElectraModel]
 KERNELS = ["flexformer_s", "flexformer_n", "flexformer_c", "flexformer_sq", "hedgehog", "performer", "uniform"]

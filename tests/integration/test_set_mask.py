@@ -27,7 +27,7 @@ from transformers import (
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, masks
-from hf_attn_ext.integration.mask_settings import FIELD, Recipe, check_growth, dense
+from hf_attn_ext.integration.masking.settings import FIELD, Recipe, check_growth, dense
 
 from . import tiny
 from .masked_models import BACKENDS, DECODERS, first

@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from hf_attn_ext.attention import linear_attention, make_feature_map
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import masks
-from hf_attn_ext.integration.families import FAMILIES, head_classes
+from hf_attn_ext.integration.base_models.families import FAMILIES, head_classes
 
 SIZES = {
     "vocab_size": 40,

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.probe.annotate import annotate, check_boundaries, segment_starts, sentence_starts, shuffled
+from hf_attn_ext.probe.corpus.annotate import annotate, check_boundaries, segment_starts, sentence_starts, shuffled
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ from transformers.modeling_utils import AttentionInterface
 
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration import capture as capture_module
-from hf_attn_ext.integration.attention_maps import attention_map
-from hf_attn_ext.integration.capture import capture
-from hf_attn_ext.integration.running_calls import running_calls
+from hf_attn_ext.integration.capture import capture as capture_module
+from hf_attn_ext.integration.capture.attention_maps import attention_map
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.capture.running_calls import running_calls
 from hf_attn_ext.probe import ContextSimilarityProbe
 
 FAMILIES = ["bert", "roberta", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "mistral"]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.probe.corpus import read_corpus
-from hf_attn_ext.probe.cutting import by_tokens, by_words
+from hf_attn_ext.probe.corpus.corpus import read_corpus
+from hf_attn_ext.probe.corpus.cutting import by_tokens, by_words
 
 TEXTS = ["One two. Three?", 'A "quoted", text.', "é ü"]
 

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.probe.corpus import read_corpus
-from hf_attn_ext.probe.cutting import by_tokens
+from hf_attn_ext.probe.corpus.corpus import read_corpus
+from hf_attn_ext.probe.corpus.cutting import by_tokens
 
 CHINESE = "这是一个很长的中文文件没有空格所以整个文件是一个词" * 8
 TEXT = " ".join(f"{WORDS[i % 30]}," if i % 7 == 3 else WORDS[i * i % 30] for i in range(100))

@@ -5,7 +5,7 @@ import planted
 import pytest
 
 from hf_attn_ext.probe import ContextSimilarityProbe, findings
-from hf_attn_ext.probe.findings import VERDICTS, gaps, level_of, percentage
+from hf_attn_ext.probe.report.findings import VERDICTS, gaps, level_of, percentage
 from hf_attn_ext.probe.results import Statistic
 
 

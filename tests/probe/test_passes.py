@@ -12,9 +12,9 @@ from transformers import (
 from transformers.modeling_utils import AttentionInterface
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration import capture as capture_module
-from hf_attn_ext.integration.capture import capture
-from hf_attn_ext.integration.running_calls import running_calls
+from hf_attn_ext.integration.capture import capture as capture_module
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.capture.running_calls import running_calls
 from hf_attn_ext.probe import ContextSimilarityProbe
 
 MATRICES = {"keep": ("matrices",)}

@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.projections import projection_layers
+from hf_attn_ext.integration.base_models.projections import projection_layers
 from hf_attn_ext.probe import ContextSimilarityProbe
-from hf_attn_ext.probe.findings import gaps
+from hf_attn_ext.probe.report.findings import gaps
 
 MATRICES = {"keep": ("matrices",)}
 BERT = "*.attention.output.dense"

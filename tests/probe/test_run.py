@@ -17,12 +17,12 @@ import torch
 import yaml
 
 import hf_attn_ext as hax
-from hf_attn_ext import files
+from hf_attn_ext._util import files
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeConfig, ProbeStatistics, load_probe_config
-from hf_attn_ext.probe import report as report_module
 from hf_attn_ext.probe import run as run_module
-from hf_attn_ext.probe.figures import draw
+from hf_attn_ext.probe.report import report as report_module
+from hf_attn_ext.probe.report.figures import draw
 from hf_attn_ext.probe.run import provenance, run_statistics, write_rows
 
 TEXTS = planted.make_texts(10) + planted.make_texts(5, sentences=2, seed=1)

@@ -12,13 +12,13 @@ from transformers import AlbertConfig, AlbertModel
 
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.attention_maps import attention_map
-from hf_attn_ext.integration.capture import capture
+from hf_attn_ext.integration.capture.attention_maps import attention_map
+from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.probe import Segmentation, segment, segment_sentences, segmentation_scores, sentence_vectors
-from hf_attn_ext.probe import boundaries as search
-from hf_attn_ext.probe.segmentation import cut, sentence_similarities
-from hf_attn_ext.probe.sentence_vectors import _chunks
-from hf_attn_ext.probe.similarity import similarity_matrices
+from hf_attn_ext.probe.applications import boundaries as search
+from hf_attn_ext.probe.applications.segmentation import cut, sentence_similarities
+from hf_attn_ext.probe.applications.sentence_vectors import _chunks
+from hf_attn_ext.probe.streaming.similarity import similarity_matrices
 
 LENGTHS = (4, 3, 6, 5, 4)
 BORDERS = [4, 7, 13, 18]

@@ -13,11 +13,12 @@ from transformers import BertForMaskedLM
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
-from hf_attn_ext.integration.attention_maps import attention_map
-from hf_attn_ext.integration.capture import ForwardPass, HeadOutputs, capturable_layers, capture
-from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, findings, measures, similarity
-from hf_attn_ext.probe.stream import Settings, Stream, fed
-from hf_attn_ext.probe.summarise import _overlap
+from hf_attn_ext.integration.capture.attention_maps import attention_map
+from hf_attn_ext.integration.capture.capture import ForwardPass, HeadOutputs, capturable_layers, capture
+from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, findings
+from hf_attn_ext.probe.streaming import measures, similarity
+from hf_attn_ext.probe.streaming.stream import Settings, Stream, fed
+from hf_attn_ext.probe.streaming.summarise import _overlap
 
 RELATIONS = ("within_sentence", "repeated_tokens", "signal")
 

@@ -12,7 +12,7 @@ import torch
 import hf_attn_ext as hax
 from hf_attn_ext.attention.losses import attention_losses
 from hf_attn_ext.probe import suggest_layers
-from hf_attn_ext.probe.neighbours import neighbour_attention
+from hf_attn_ext.probe.applications.neighbours import neighbour_attention
 
 TEXTS = planted.make_texts(9, sentences=2)
 

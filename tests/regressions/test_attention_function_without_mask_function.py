@@ -7,7 +7,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_attn_ext import integration as hax
-from hf_attn_ext.integration import registry
+from hf_attn_ext.integration.linear import attention_function as registry
 
 
 def test_both_are_registered_under_one_name():

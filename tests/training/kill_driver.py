@@ -12,7 +12,8 @@ import time
 
 import torch
 
-from hf_attn_ext.training import checkpoints, distill, files, finetune, loop, pipeline, transfer
+from hf_attn_ext.training import checkpoints, distill, files, loop, pipeline
+from hf_attn_ext.training.stages import finetune, transfer
 
 SIGNAL = signal.SIGKILL
 

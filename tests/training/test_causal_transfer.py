@@ -9,7 +9,7 @@ from hf_attn_ext.attention import attention_weights, linear_attention, make_feat
 from hf_attn_ext.attention.losses import WEIGHT_FLOOR, attention_backward, attention_losses
 from hf_attn_ext.integration import convert, converted_layers, softmax_stream
 from hf_attn_ext.training.config import Stage1Config
-from hf_attn_ext.training.transfer import TransferStage, evaluate_transfer, output_scales
+from hf_attn_ext.training.stages.transfer import TransferStage, evaluate_transfer, output_scales
 from tests.training import small_gpt
 
 KERNELS = ["flexformer_c", "flexformer_n", "hedgehog", "cosformer"]

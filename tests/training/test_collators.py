@@ -20,12 +20,7 @@ from transformers import (
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import masks
-from hf_attn_ext.training import (
-    BlockTwoStreamCollator,
-    ButterflyCollator,
-    accept_neighbour_ids,
-    butterfly_embeddings,
-)
+from hf_attn_ext.training import BlockTwoStreamCollator, ButterflyCollator, accept_neighbour_ids, butterfly_embeddings
 from tests.inference.families import MODELS, Tokens
 from tests.integration import tiny
 from tests.training import small_gpt

@@ -6,8 +6,8 @@ import pytest
 
 from hf_attn_ext import AttnExtError
 from hf_attn_ext.training import DataConfig
-from hf_attn_ext.training.data import load_task_data
-from hf_attn_ext.training.labels import Labels, match_teacher
+from hf_attn_ext.training.data.labels import Labels, match_teacher
+from hf_attn_ext.training.data.loading import load_task_data
 from tests.training import small
 
 

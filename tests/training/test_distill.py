@@ -200,7 +200,7 @@ def test_stage_2_off_saves_what_stage_1_made(root):
 
 
 def test_a_frozen_feature_map_in_stage_2(root):
-    from hf_attn_ext.training import finetune
+    from hf_attn_ext.training.stages import finetune
 
     seen = []
     original = finetune.TaskStage.release

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Model, LlamaCo
 
 from hf_attn_ext import AttnExtError
 from hf_attn_ext.training import distill, results_table
-from hf_attn_ext.training.losses import language_loss
+from hf_attn_ext.training.stages.losses import language_loss
 from tests.training import small, small_gpt
 from tests.training.test_resume import assert_same, two_runs
 

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_attn_ext import AttnExtError
-from hf_attn_ext.training.data import Split
-from hf_attn_ext.training.encoding import (
+from hf_attn_ext.training.data.encoding import (
     Collator,
     EncodedSplit,
     TrainingOrder,
@@ -16,6 +15,7 @@ from hf_attn_ext.training.encoding import (
     pack,
     special_tokens,
 )
+from hf_attn_ext.training.data.loading import Split
 from tests.training import small
 
 

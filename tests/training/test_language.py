@@ -14,10 +14,10 @@ from transformers import GPT2LMHeadModel
 from hf_attn_ext import AttnExtError
 from hf_attn_ext.training import DataConfig, metrics
 from hf_attn_ext.training.config import Stage2Config
-from hf_attn_ext.training.data import Split, load_task_data
-from hf_attn_ext.training.encoding import Collator, EncodedSplit, encode_documents
-from hf_attn_ext.training.finetune import TaskStage, evaluate_task, language_batch_size, predict
-from hf_attn_ext.training.losses import distillation_loss, language_loss, predicted_tokens
+from hf_attn_ext.training.data.encoding import Collator, EncodedSplit, encode_documents
+from hf_attn_ext.training.data.loading import Split, load_task_data
+from hf_attn_ext.training.stages.finetune import TaskStage, evaluate_task, language_batch_size, predict
+from hf_attn_ext.training.stages.losses import distillation_loss, language_loss, predicted_tokens
 from tests.training import small_gpt
 
 LANGUAGE = "language_modeling"

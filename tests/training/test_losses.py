@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hf_attn_ext.training.losses import distillation_loss, task_loss
+from hf_attn_ext.training.stages.losses import distillation_loss, task_loss
 
 
 def test_task_and_distillation_losses_are_sums():

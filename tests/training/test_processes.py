@@ -15,8 +15,8 @@ from transformers import RobertaForSequenceClassification
 
 from hf_attn_ext import AttnExtError
 from hf_attn_ext.training import distill
-from hf_attn_ext.training.finetune import _freeze_unused
 from hf_attn_ext.training.launch import check_processes
+from hf_attn_ext.training.stages.finetune import _freeze_unused
 from tests.training import small
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from hf_attn_ext.attention import linear_attention
 from hf_attn_ext.attention.losses import attention_losses
 from hf_attn_ext.integration import convert, converted_layers, softmax_stream
 from hf_attn_ext.training.config import Stage1Config
-from hf_attn_ext.training.transfer import TransferStage, evaluate_transfer, output_scales
+from hf_attn_ext.training.stages.transfer import TransferStage, evaluate_transfer, output_scales
 from tests.training import small
 
 

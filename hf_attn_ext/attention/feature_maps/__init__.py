@@ -8,7 +8,8 @@ performer, polaformer, rfa
 uniform                         the control without attention
 """
 
-from .base import FeatureMap, Features, Side
+from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side
+
 from .cosformer import Cosformer
 from .elu import Elu
 from .flexformer_c import FlexformerC

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from ...errors import AttnExtError
-from ..registry import register_kernel
-from .base import FeatureMap, Features, Side
+from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side
+from hf_attn_ext.attention.registry import register_kernel
+from hf_attn_ext.errors import AttnExtError
 
 _FLOOR = 1e-6
 _LONGEST = 2**20  # in float32 neighbouring angles are still told apart

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ...errors import AttnExtError
-from ..registry import register_kernel
-from ..statistics import QKStatistics
-from .affine import AffineMap, project
-from .base import FeatureMap, Features, Side, SoftmaxFeatures, softmax_and_log
-from .moments import matrix_power
+from hf_attn_ext.attention.affine import AffineMap, project
+from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side, SoftmaxFeatures, softmax_and_log
+from hf_attn_ext.attention.moments import matrix_power
+from hf_attn_ext.attention.registry import register_kernel
+from hf_attn_ext.attention.statistics import QKStatistics
+from hf_attn_ext.errors import AttnExtError
 
 
 @register_kernel("flexformer_c")

@@ -9,10 +9,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..registry import register_kernel
-from ..statistics import QKStatistics
-from .base import FeatureMap, Features, Side
-from .moments import phase_scale
+from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side
+from hf_attn_ext.attention.moments import phase_scale
+from hf_attn_ext.attention.registry import register_kernel
+from hf_attn_ext.attention.statistics import QKStatistics
 
 
 @register_kernel("flexformer_n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..registry import register_kernel
-from .base import FeatureMap, Features, Side
+from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side
+from hf_attn_ext.attention.registry import register_kernel
 
 
 @register_kernel("hedgehog")

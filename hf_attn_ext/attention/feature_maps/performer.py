@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..registry import register_kernel
-from .base import FeatureMap, Features, Side
+from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side
+from hf_attn_ext.attention.registry import register_kernel
 
 
 @register_kernel("performer")

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ...errors import AttnExtError
-from ..registry import register_kernel
-from ..statistics import QKStatistics
-from .base import FeatureMap, Features, Side
+from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side
+from hf_attn_ext.attention.registry import register_kernel
+from hf_attn_ext.attention.statistics import QKStatistics
+from hf_attn_ext.errors import AttnExtError
 
 
 @register_kernel("polaformer")

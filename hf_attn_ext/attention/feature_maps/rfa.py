@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..registry import register_kernel
-from .base import FeatureMap, Features, Side
+from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side
+from hf_attn_ext.attention.registry import register_kernel
 
 
 @register_kernel("rfa")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..registry import register_kernel
-from .base import FeatureMap, Features, Side
+from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side
+from hf_attn_ext.attention.registry import register_kernel
 
 
 @register_kernel("uniform")

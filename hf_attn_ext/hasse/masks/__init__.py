@@ -9,6 +9,8 @@ spec.check(num_layers=12)                             # leaks, empty rows, depth
 masks.list_masks(), masks.make_mask("causal", n=8)    # by name
 """
 
+from hf_attn_ext.hasse.registry import list_masks, make_mask, mask_entry, register_mask
+
 from .bidirectional import bidirectional
 from .block_diffusion import block_diffusion
 from .block_two_stream import block_two_stream
@@ -17,7 +19,6 @@ from .causal import causal
 from .document import document
 from .masked_autoencoder import masked_autoencoder
 from .prefix_lm import prefix_lm
-from .registry import list_masks, make_mask, mask_entry, register_mask
 from .sliding_window import sliding_window
 from .xlnet_two_stream import xlnet_two_stream
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cover import ChainCover, covered_by
-from ..family import Family, groups
-from ..spec import MaskSpec, noisy_token, token
-from .registry import register_mask, whole_number
+from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.registry import register_mask, whole_number
+from hf_attn_ext.hasse.spec import MaskSpec, noisy_token, token
+from hf_attn_ext.hasse.tasks.family import Family, groups
 
 
 @register_mask("block_diffusion", example={"n": 8, "b": 4})

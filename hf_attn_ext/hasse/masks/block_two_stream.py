@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import AttnExtError, short, suggest
-from ..cover import ChainCover, covered_by
-from ..family import Family, chain, groups
-from ..spec import MaskSpec, mask_token, token
-from .registry import register_mask, whole_number
+from hf_attn_ext.errors import AttnExtError, short, suggest
+from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.registry import register_mask, whole_number
+from hf_attn_ext.hasse.spec import MaskSpec, mask_token, token
+from hf_attn_ext.hasse.tasks.family import Family, chain, groups
 
 CONTEXTS = ("token", "block")
 STARTS = ("boundary", "every")

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cover import ChainCover, covered_by
-from ..family import Family, chain, groups
-from ..spec import MaskSpec, neighbours, token
-from .registry import register_mask, whole_number
+from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.registry import register_mask, whole_number
+from hf_attn_ext.hasse.spec import MaskSpec, neighbours, token
+from hf_attn_ext.hasse.tasks.family import Family, chain, groups
 
 
 @register_mask("butterfly", example={"n": 5})

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import AttnExtError, short
-from ..cover import ChainCover, covered_by
-from ..family import Family, chain, groups
-from ..spec import MaskSpec, token
-from .registry import register_mask, whole_number, whole_numbers
+from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.registry import register_mask, whole_number, whole_numbers
+from hf_attn_ext.hasse.spec import MaskSpec, token
+from hf_attn_ext.hasse.tasks.family import Family, chain, groups
 
 
 @register_mask("document", example={"lengths": [3, 5]})

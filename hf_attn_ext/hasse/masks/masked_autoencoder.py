@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...errors import AttnExtError
-from ..family import Family, groups
-from ..reading import is_whole
-from ..spec import MaskSpec, mask_token, token
-from .registry import register_mask, whole_number, whole_numbers
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse.order.reading import is_whole
+from hf_attn_ext.hasse.registry import register_mask, whole_number, whole_numbers
+from hf_attn_ext.hasse.spec import MaskSpec, mask_token, token
+from hf_attn_ext.hasse.tasks.family import Family, groups
 
 
 @register_mask("masked_autoencoder", example={"n": 8, "visible": [0, 2, 3, 6]})

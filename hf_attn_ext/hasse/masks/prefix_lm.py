@@ -7,10 +7,10 @@ import functools
 import numpy as np
 from torch import Tensor
 
-from ..cover import ChainCover, covered_by
-from ..family import Family, chain, groups
-from ..spec import MaskSpec, token
-from .registry import register_mask, whole_number
+from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.registry import register_mask, whole_number
+from hf_attn_ext.hasse.spec import MaskSpec, token
+from hf_attn_ext.hasse.tasks.family import Family, chain, groups
 
 
 @register_mask("prefix_lm", example={"n": 8, "p": 3})

@@ -6,9 +6,10 @@ import functools
 
 from torch import Tensor
 
-from ..spec import MaskSpec
+from hf_attn_ext.hasse.registry import register_mask, whole_number
+from hf_attn_ext.hasse.spec import MaskSpec
+
 from .causal import autoregressive
-from .registry import register_mask, whole_number
 
 
 @register_mask("sliding_window", example={"n": 8, "w": 3})

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...errors import AttnExtError
-from ..family import Family, chain, groups
-from ..spec import MaskSpec, mask_token, token
-from .registry import register_mask, whole_numbers
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse.registry import register_mask, whole_numbers
+from hf_attn_ext.hasse.spec import MaskSpec, mask_token, token
+from hf_attn_ext.hasse.tasks.family import Family, chain, groups
 
 
 @register_mask("xlnet_two_stream", example={"perm": [2, 0, 3, 1]})

@@ -1,0 +1,281 @@
+"""The causal form in linear time and memory: chunks inside blocks, and a state that passes from block to block.
+
+Inside a chunk of tokens the weights are dense and lower triangular; what lies before the chunk comes from running sums.
+Keys' amplitudes enter relative to the largest one a query can see, never to a later one: no query's result depends on
+a key it does not see, in exact arithmetic or in rounding to zero. Groups of tokens that see each other whole are the
+same form with another triangle.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hf_attn_ext.attention.feature_map import FeatureMap
+from hf_attn_ext.attention.normaliser import Stabilised, divide, empty_rows, relative
+from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.hasse.order.reading import is_whole
+
+from .bidirectional import split
+from .bound_maps import BoundMaps
+from .causal_product import causal_product
+from .inputs import (
+    Outputs,
+    accumulation_dtype,
+    block_size,
+    check_causal,
+    check_dropout,
+    check_inputs,
+    drop_tokens,
+    padded_places,
+    token_positions,
+    transformed,
+)
+from .native_forms import fused_causal, fused_features
+from .recurrent import recurrent_step
+from .state import AttentionState, empty_state, weighted_sum, with_ones
+
+CHUNK = 64  # tokens
+# On a CPU, amplitudes that lie within this of each other enter as one factor a key; e^-40 is far from underflow.
+NARROW = 40.0
+
+
+def causal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: FeatureMap,
+    state: AttentionState | None = None,
+    key_padding_mask: Tensor | None = None,
+    scaling: float | None = None,
+    dropout_p: float = 0.0,
+    maps: BoundMaps | None = None,
+    group: int = 1,
+) -> tuple[Tensor, AttentionState]:
+    """Query i sees the keys 0..i, and all keys that ``state`` holds; in groups, also the rest of its own group.
+
+    Args:
+        q, k, v: (B, H, N, d), (B, H, N, d), (B, H, N, d_v); as in :func:`linear_attention`.
+        feature_map: from :func:`make_feature_map`.
+        state: from an earlier call on the tokens before these; None: there are none. It is not changed.
+        key_padding_mask: (B, N) bool, True = real token, for these keys.
+        scaling, dropout_p: as in :func:`linear_attention`.
+        maps: keeps what can be prepared of ``feature_map`` from this call to the next.
+        group: tokens that see each other whole; query i sees the keys before ``(i // group + 1) * group``.
+
+    Returns:
+        (B, H, N, d_v) in v's dtype, and the state after these keys. A query that sees no real key gets 0.
+
+    Raises:
+        AttnExtError: shapes or dtypes that don't fit, a length that is no multiple of ``group``, a state of another
+            batch size, head count, feature_dim, dtype or kernel.
+
+    Example:
+        >>> feature_map = make_feature_map("flexformer_c", 2, 8, 16)
+        >>> q = k = v = torch.randn(1, 2, 10, 8)
+        >>> whole, _ = causal_attention(q, k, v, feature_map)
+        >>> first, state = causal_attention(q[:, :, :6], k[:, :, :6], v[:, :, :6], feature_map)
+        >>> rest, _ = causal_attention(q[:, :, 6:], k[:, :, 6:], v[:, :, 6:], feature_map, state)
+        >>> torch.allclose(torch.cat([first, rest], 2), whole, atol=1e-6)
+        True
+    """
+    check_inputs(q, k, v, feature_map, key_padding_mask)
+    check_causal(q, k)
+    check_dropout(dropout_p)
+    if not is_whole(group) or group < 1 or k.shape[2] % group:
+        raise AttnExtError(f"{k.shape[2]} tokens are no whole number of groups of {short(group)}")
+    if state is not None:
+        check_state(state, q, v, feature_map)
+    with torch.autocast(q.device.type, enabled=False):
+        fused = fused_features(q, k, v, feature_map, dropout_p, maps) if group == 1 else None
+        if fused is not None:
+            if state is not None:
+                _check_kind(state, amplitude=True, bound=False)
+            return fused_causal(fused, q, k, v, feature_map, state, key_padding_mask, scaling)
+        dtype = accumulation_dtype(q)
+        query_map, key_map = (maps or BoundMaps()).of(feature_map, dtype, scaling)
+        start = 0 if state is None else state.length[:, None]
+        positions = token_positions(feature_map, k, key_padding_mask, start)
+        outputs = Outputs(v, q.shape[2])
+        chunk = max(1, CHUNK // group) * group
+        sizes = _blocks(k.shape[2], chunk, block_size(k, feature_map, chunk))
+        for queries, keys, values, padded, places, real in zip(
+            q.split(sizes, 2),
+            k.split(sizes, 2),
+            v.split(sizes, 2),
+            split(padded_places(key_padding_mask), sizes, 2),
+            split(positions, sizes, 1),
+            split(key_padding_mask, sizes, 1),
+            strict=False,
+        ):
+            mapped = key_map(keys, places, padded)
+            queried = query_map(queries, places)
+            values = with_ones(drop_tokens(values.to(dtype), dropout_p))
+            count = keys.shape[2] if real is None else real.sum(-1)
+            if state is None:
+                state = empty_state(values, mapped)
+            _check_kind(state, mapped.amplitude is not None, mapped.bound is not None)
+            if group > 1 and keys.shape[2]:
+                out, state = _reference_per_query(queried, mapped, values, state, feature_map.rho, count, chunk, group)
+            else:
+                step = recurrent_step if keys.shape[2] == 1 else _block
+                out, state = step(queried, mapped, values, state, feature_map.rho, count)
+            outputs.add(out)
+        return outputs.join(), state
+
+
+def check_state(state: AttentionState, query: Tensor, value: Tensor, feature_map: FeatureMap) -> None:
+    """Raise where a state belongs to another batch, layer or kernel."""
+    if state.batch_size != query.shape[0]:
+        raise AttnExtError(
+            f"the state holds {state.batch_size} sequences, this call has {query.shape[0]}: "
+            "start a new state, or select rows of the old one"
+        )
+    expected = (query.shape[1], feature_map.feature_dim, value.shape[3])
+    found = (*state.sums.shape[1:3], state.sums.shape[3] - 1)
+    if found != expected:
+        raise AttnExtError(
+            f"the state holds (heads, feature_dim, value width) = {found}, this layer has {expected}: "
+            "it belongs to another model"
+        )
+    dtype = accumulation_dtype(query)
+    if state.sums.dtype != dtype:
+        raise AttnExtError(
+            f"the state is {state.sums.dtype}, this call computes in {dtype}: keep to one dtype, or start a new state"
+        )
+
+
+def _check_kind(state: AttentionState, amplitude: bool, bound: bool) -> None:
+    """Raise where a state of the right size holds what another kernel's keys are summed in."""
+    if (state.reference is not None, state.bound_sum is not None) != (amplitude, bound):
+        raise AttnExtError("the state belongs to another kernel: its keys have other sums; start a new state")
+
+
+def _blocks(length: int, chunk: int, size: int) -> list[int]:
+    """Sizes of blocks that are whole chunks, and of the rest."""
+    whole = length // chunk * chunk
+    sizes = [size] * (whole // size)
+    rest = whole - sum(sizes)
+    return [part for part in (*sizes, rest, length - whole) if part] or [0]
+
+
+def _block(
+    queries: Stabilised, keys: Stabilised, values: Tensor, state: AttentionState, rho: float, real: Tensor | int
+) -> tuple[Tensor, AttentionState]:
+    """One block of tokens, the way that suits it."""
+    if not values.shape[2]:
+        return values[..., :-1], state
+    # only a plain tensor on a CPU may be asked what it holds
+    plain = values.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+    if plain and (keys.amplitude is None or _narrow(keys.amplitude, state.reference)):
+        return _one_reference(queries, keys, values, state, rho, real)
+    return _reference_per_query(queries, keys, values, state, rho, real)
+
+
+def _one_reference(
+    queries: Stabilised, keys: Stabilised, values: Tensor, state: AttentionState, rho: float, real: Tensor | int
+) -> tuple[Tensor, AttentionState]:
+    """A block whose amplitudes, if any, lie so near each other that one reference serves all."""
+    sums, bound_sum, reference = state.sums, state.bound_sum, state.reference
+    weight = None
+    if keys.amplitude is not None:
+        reference = torch.maximum(reference, keys.amplitude.detach().amax(-1))
+        weight = relative(keys.amplitude, reference[..., None])[..., None]
+        decay = relative(state.reference, reference)[..., None]
+        values_before, values, sums = values, values * weight, sums * decay[..., None]
+        bound_sum = None if bound_sum is None else bound_sum * decay
+    weighted, sums = causal_product(queries.features, keys.features, values, sums, CHUNK)
+    bound = None
+    if keys.bound is not None:
+        ones = values.new_ones(*values.shape[:-1], 1) if weight is None else weight
+        bound, bound_sum = causal_product(queries.bound, keys.bound, ones, bound_sum[..., None], CHUNK)
+        bound_sum = bound_sum.squeeze(-1)
+    if weight is not None and _hidden(empty_rows(weighted, bound, rho), keys.amplitude, state.reference):
+        return _reference_per_query(queries, keys, values_before, state, rho, real)
+    return divide(weighted, bound, rho), AttentionState(sums, bound_sum, reference, state.length + real)
+
+
+def _hidden(empty: Tensor, amplitude: Tensor, before: Tensor) -> bool:
+    """Whether a row (B, H, N) seems to be without keys only because a later key is larger than all that it sees."""
+    if not empty.any():
+        return False
+    seen = torch.maximum(amplitude.detach().cummax(-1).values, before[..., None])
+    return bool((empty & seen.isfinite() & (seen < seen[..., -1:])).any())
+
+
+def _reference_per_query(
+    queries: Stabilised,
+    keys: Stabilised,
+    values: Tensor,
+    state: AttentionState,
+    rho: float,
+    real: Tensor | int,
+    chunk: int = CHUNK,
+    group: int = 1,
+) -> tuple[Tensor, AttentionState]:
+    """A block of whole chunks, or of fewer tokens than one, all chunks at once; any amplitudes."""
+    chunks = max(1, values.shape[2] // chunk)
+
+    def cut(x: Tensor | None) -> Tensor | None:  # (B, H, N, .) -> (B, H, C, n, .)
+        return None if x is None else x.unflatten(2, (chunks, -1))
+
+    q, k, v = cut(queries.features), cut(keys.features), cut(values)
+    query_bound, key_bound, amplitude = cut(queries.bound), cut(keys.bound), cut(keys.amplitude)
+
+    # 1. what each chunk adds, and from it what lies before each chunk
+    weight, reference = None, None
+    mix = v.new_ones(chunks + 1, chunks + 1).tril()
+    if amplitude is not None:
+        own = amplitude.detach().amax(-1)  # (B, H, C): each chunk's largest amplitude
+        sources = torch.cat([state.reference[..., None], own], -1)
+        largest = sources.cummax(-1).values  # before each chunk; last: after all
+        weight = relative(amplitude, own[..., None])[..., None]
+        mix = relative(sources[..., None, :], largest[..., :, None]).tril()  # (B, H, C + 1, C + 1)
+        outside, reference = largest[..., :-1, None], largest[..., -1]
+    before, after = _running(state.sums, k.mT @ (v if weight is None else v * weight), mix)
+
+    # 2. dense weights inside the chunk, and what came before it
+    inside, weighted = q @ k.mT, q @ before
+    group_of = torch.arange(inside.shape[-1], device=v.device) // group
+    later = group_of[:, None] < group_of
+    if amplitude is None:
+        pairs = (~later).to(v.dtype)
+    else:
+        shown = amplitude.detach()
+        if group > 1:
+            shown = shown.unflatten(-1, (-1, group)).amax(-1).repeat_interleave(group, -1)
+        seen = torch.maximum(shown.cummax(-1).values, outside)  # (B, H, C, n): the largest a query sees
+        pairs = amplitude[..., None, :] - torch.where(seen.isfinite(), seen, 0.0)[..., None]
+        pairs = pairs.masked_fill(later, -torch.inf).exp()
+        fade = relative(outside, seen)[..., None]
+        weighted = weighted * fade
+    weighted = weighted + (inside * pairs) @ v
+
+    bound = bound_after = None
+    if key_bound is not None:
+        bound_before, bound_after = _running(state.bound_sum, weighted_sum(key_bound, weight), mix)
+        bound = query_bound @ bound_before[..., None]
+        bound = bound if amplitude is None else bound * fade
+        bound = bound + (query_bound @ key_bound.mT * pairs).sum(-1, keepdim=True)
+    out = divide(weighted, bound, rho).flatten(2, 3)
+    return out, AttentionState(after, bound_after, reference, state.length + real)
+
+
+def _running(first: Tensor, sums: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
+    """What is summed before each chunk (B, H, C, .) and after the last (B, H, .).
+
+    Args:
+        first: (B, H, .) before all.
+        sums: (B, H, C, .) of each chunk.
+        mix: (..., C + 1, C + 1) factors on ``first`` and the chunks, rows as in the result.
+    """
+    stacked = torch.cat([first[:, :, None], sums], 2).flatten(3)
+    before, after = mix[..., :-1, :] @ stacked, mix[..., -1:, :] @ stacked
+    return before.unflatten(-1, sums.shape[3:]), after.squeeze(2).unflatten(-1, sums.shape[3:])
+
+
+def _narrow(amplitude: Tensor, reference: Tensor) -> bool:
+    """Whether all amplitudes may share one reference. Only asked on a CPU: on a GPU one would wait for the answer."""
+    every = torch.cat([amplitude.detach(), reference[..., None]], -1)
+    least = every.masked_fill(every == -torch.inf, torch.inf).amin(-1)
+    return bool((every.amax(-1) - least <= NARROW).all())

@@ -1,0 +1,95 @@
+"""The causal and the bidirectional form by the compiled kernel, where it is built and takes the call.
+
+It computes what the plain forms compute, which remain for all else: other devices, dropout, other kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hf_attn_ext.attention.feature_map import FeatureMap, SoftmaxFeatures
+from hf_attn_ext.attention.native import kernels_loaded
+from hf_attn_ext.attention.native.operators import softmax_attention
+
+from .bound_maps import BoundMaps
+from .inputs import accumulation_dtype, is_hooked, score_factor, transformed
+from .state import AttentionState
+
+
+def fused_features(
+    q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureMap, dropout_p: float, maps: BoundMaps | None = None
+) -> SoftmaxFeatures | None:
+    """What the compiled kernel needs of the map, kept in ``maps``; None where it is not built, or does not take this
+    call.
+    """
+    if dropout_p or any(x.device.type != "cpu" for x in (q, k, v, next(feature_map.parameters(), q))):
+        return None
+    if not feature_map._softmax_holds or "bind" in feature_map.__dict__:
+        return None
+    if any(map(is_hooked, feature_map.modules())) or transformed() or not kernels_loaded():
+        return None
+    return (maps or BoundMaps()).softmax_features(feature_map, accumulation_dtype(q))
+
+
+def fused_causal(
+    features: SoftmaxFeatures,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: FeatureMap,
+    state: AttentionState | None,
+    key_padding_mask: Tensor | None,
+    scaling: float | None,
+) -> tuple[Tensor, AttentionState]:
+    """As :func:`causal_attention`, which has checked the arguments."""
+    batch, heads, length, _ = q.shape
+    if state is None:
+        sums, reference = _no_keys(q, v, features)
+        before = torch.zeros(batch, dtype=torch.int64)
+    else:
+        sums, reference, before = state.sums, state.reference, state.length
+    out, sums, reference = _attend(features, q, k, v, feature_map, key_padding_mask, scaling, sums, reference, True)
+    real = length if key_padding_mask is None else key_padding_mask.sum(-1)
+    return out, AttentionState(sums, None, reference, before + real)
+
+
+def fused_bidirectional(
+    features: SoftmaxFeatures,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: FeatureMap,
+    key_padding_mask: Tensor | None,
+    scaling: float | None,
+) -> Tensor:
+    """As :func:`bidirectional_attention`."""
+    empty = _no_keys(q, v, features)
+    return _attend(features, q, k, v, feature_map, key_padding_mask, scaling, *empty, False)[0]
+
+
+def _no_keys(q: Tensor, v: Tensor, features: SoftmaxFeatures) -> tuple[Tensor, Tensor]:
+    like = features.query_weight
+    sums = like.new_zeros(*q.shape[:2], like.shape[-1], v.shape[3] + 1)
+    return sums, like.new_full(q.shape[:2], -torch.inf)
+
+
+def _attend(
+    features: SoftmaxFeatures,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: FeatureMap,
+    key_padding_mask: Tensor | None,
+    scaling: float | None,
+    sums: Tensor,
+    reference: Tensor,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = accumulation_dtype(q)
+    factor = score_factor(feature_map, scaling)
+    tokens = (x.to(dtype) for x in (q, k, v))
+    out, sums, reference, _, _ = softmax_attention(
+        *tokens, key_padding_mask, *features, sums, reference, causal, 1.0 if factor is None else factor
+    )
+    return out.to(v.dtype), sums, reference

@@ -1,0 +1,290 @@
+"""What the form over an order needs to know of the order, prepared once: tiles of keys, and who reads them.
+
+A chain is cut in tiles of at most ``CHUNK`` keys. A query whose prefix of the chain ends inside a tile reads the
+running sum before the tile, and from the tile the keys of its prefix, densely, by a mask. Chains shorter than a tile
+carry no running sum; several share a tile. So do small classes that nobody else sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_attn_ext.hasse import MaskSpec, Poset
+from hf_attn_ext.hasse.cover import ChainCover, chain_cover
+
+CHUNK = 64  # keys
+READ = 512  # queries that read a tile at once
+_RUNS = 4  # runs of neighbouring positions that are taken one by one; more are gathered
+_KEPT = 32  # plans of closed forms that are remembered
+
+Places = slice | Tensor  # positions: a run, or int64
+
+
+class Read(NamedTuple):
+    """Queries, and the number of the mask (queries, keys) by which they see a tile."""
+
+    queries: Places
+    mask: int
+
+
+class Tile(NamedTuple):
+    """Keys, and who reads them.
+
+    Attributes:
+        keys: their positions.
+        before: whether a running sum of keys comes before them, which all of ``inside`` see whole.
+        inside: who sees some of the keys.
+        after: who sees the running sum up to these keys, and nothing further of this chain.
+        carries: whether anybody reads the running sum with these keys in it.
+    """
+
+    keys: Places
+    before: bool
+    inside: tuple[Read, ...]
+    after: tuple[Places, ...]
+    carries: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OrderPlan:
+    """An order of ``size`` positions, ready for use; its tensors are on the CPU.
+
+    Attributes:
+        size: N.
+        tiles: a chain's tiles follow each other; ``before`` is False where one begins.
+        alone: positions that only themselves see.
+        masks: bool (queries, keys), each once.
+        scattered: whether some places are no runs.
+    """
+
+    size: int
+    tiles: tuple[Tile, ...]
+    alone: tuple[Places, ...]
+    masks: tuple[Tensor, ...]
+    scattered: bool
+    _typed: dict[torch.dtype, tuple[Tensor, ...]] = dataclasses.field(default_factory=dict)
+
+    def masks_in(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The masks as factors of a dtype."""
+        if dtype not in self._typed:
+            with torch.inference_mode(False):  # what is kept may serve training later
+                self._typed[dtype] = tuple(mask.to(dtype) for mask in self.masks)
+        return self._typed[dtype]
+
+
+def plan_of(order: Poset | MaskSpec) -> OrderPlan:
+    """Return the plan of an order, made when first asked for and kept while the order lives and its tables hold what
+    they held.
+
+    Plans of masks in closed form are kept by form, options and size instead: a mask that is made anew for every batch
+    is prepared once.
+
+    Raises:
+        AttnExtError: a mask that is not dense.
+    """
+    key = _form_key(order)
+    if key is not None:
+        with _lock:
+            if key not in _by_form:
+                _by_form[key] = _plan(order)
+                if len(_by_form) > _KEPT:
+                    _by_form.popitem(last=False)
+            _by_form.move_to_end(key)
+            return _by_form[key]
+    number, tables = id(order), _written(order)  # orders compare by what they hold, which takes long
+    reference, held, plan = _by_object.get(number, (None, None, None))
+    if reference is None or reference() is not order or held != tables:
+        plan = _plan(order)
+        _by_object[number] = weakref.ref(order, lambda gone: _forget(number, gone)), tables, plan
+    return plan
+
+
+def _plan(order: Poset | MaskSpec) -> OrderPlan:
+    with torch.inference_mode(False):  # what is kept may serve training later
+        return make_plan(chain_cover(order))
+
+
+def _written(order: Poset | MaskSpec) -> list[tuple]:
+    """What changes where a table of the order is another one or is written to in place."""
+    tables = order.tables if isinstance(order, MaskSpec) else ()
+    # torch counts no writes to tensors of inference mode
+    return [(x.data_ptr(), tuple(x.flatten().tolist()) if x.is_inference() else x._version) for x in tables]
+
+
+_lock = threading.RLock()
+_by_object: dict[int, tuple[weakref.ref, list[tuple], OrderPlan]] = {}
+_by_form: OrderedDict[Hashable, OrderPlan] = OrderedDict()
+
+
+def _form_key(order: Poset | MaskSpec) -> Hashable | None:
+    """What determines a mask in closed form: the function, its plain options, and the size; None for other orders."""
+    form = getattr(order, "form", None)
+    if not isinstance(form, functools.partial) or form.keywords or order.tables:
+        return None
+    return (form.func, form.args, len(order)) if all(isinstance(arg, int | str) for arg in form.args) else None
+
+
+def _forget(number: int, gone: weakref.ref) -> None:
+    if _by_object.get(number, (None,))[0] is gone:
+        del _by_object[number]
+
+
+def make_plan(cover: ChainCover) -> OrderPlan:
+    """Cut the chains of an order, see the top of this file."""
+    return _Builder(cover).plan()
+
+
+class _Builder:
+    """Makes a plan of a chain cover."""
+
+    def __init__(self, cover: ChainCover) -> None:
+        self.cover = cover
+        self.tiles: list[Tile] = []
+        self.masks: list[Tensor] = []
+        self.numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
+
+    def plan(self) -> OrderPlan:
+        cover = self.cover
+        short = []
+        for number, chain in enumerate(cover.chains):
+            if len(chain) > CHUNK:
+                self._chain(chain, cover.prefix[number])
+            elif len(chain):
+                short.append(number)
+        short.sort(key=lambda number: cover.chains[number].min())
+        for numbers in _packed(short, [len(cover.chains[number]) for number in short]):
+            self._short_chains(np.array(numbers))
+        alone, small = [], []
+        for members in _groups(cover.group):
+            if len(members) > CHUNK:
+                self._large_class(members)
+            elif len(members) > 1:
+                small.append(members)
+            else:
+                alone.append(members)
+        for some in _packed(small, list(map(len, small))):
+            members = np.sort(np.concatenate(some))
+            own = cover.group[members]
+            self._tile(members, False, own[:, None] == own, members, False)
+        alone = _places(np.concatenate(alone)) if alone else ()
+        places = [*alone]
+        for tile in self.tiles:
+            places += [tile.keys, *(read.queries for read in tile.inside), *tile.after]
+        scattered = not all(isinstance(place, slice) for place in places)
+        return OrderPlan(len(cover.group), tuple(self.tiles), alone, tuple(self.masks), scattered)
+
+    def _chain(self, chain: np.ndarray, prefix: np.ndarray) -> None:
+        """Tiles of a long chain; a query belongs to the tile in which its prefix ends."""
+        queries = np.flatnonzero(prefix)
+        tile = (prefix[queries] - 1) // CHUNK
+        queries = queries[np.argsort(tile, kind="stable")]
+        counts = np.bincount(tile, minlength=-(-len(chain) // CHUNK))
+        last = int(np.flatnonzero(counts)[-1])
+        for number, some in enumerate(np.split(queries, np.cumsum(counts)[:-1])):
+            start = number * CHUNK
+            keys, rank = _sorted_keys(chain[start : start + CHUNK])
+            sees = (prefix[some] - start)[:, None] > rank
+            self._tile(keys, number > 0, sees, some, number < last)
+            if number == last:
+                break
+
+    def _short_chains(self, numbers: np.ndarray) -> None:
+        """One tile of several chains, of which everybody sees what their prefixes say."""
+        chains = [self.cover.chains[number] for number in numbers]
+        rank = np.concatenate([np.arange(len(chain)) for chain in chains])
+        keys, order = _sorted_keys(np.concatenate(chains))
+        prefix = self.cover.prefix[numbers]
+        queries = np.flatnonzero(prefix.any(0))
+        owner = np.repeat(np.arange(len(chains)), list(map(len, chains)))[order]
+        self._tile(keys, False, prefix[owner][:, queries].T > rank[order], queries, False)
+
+    def _large_class(self, members: np.ndarray) -> None:
+        """A class that nobody else sees: its sum, and then all of its positions read it."""
+        for start in range(0, len(members), CHUNK):
+            keys = members[start : start + CHUNK]
+            after = _places(members) if start + CHUNK >= len(members) else ()
+            self.tiles.append(Tile(_place(keys), start > 0, (), after, True))
+
+    def _tile(self, keys: np.ndarray, before: bool, sees: np.ndarray, queries: np.ndarray, continues: bool) -> None:
+        """Enter a tile; queries that see all of it read the sum after it."""
+        inside, after = [], []
+        for part in _parts(queries):
+            rows = sees[part]
+            if rows.all() and (continues or before):
+                after.append(_place(queries[part]))
+            else:
+                inside += [
+                    Read(_place(queries[part][start : start + READ]), self._mask(rows[start : start + READ]))
+                    for start in range(0, len(rows), READ)
+                ]
+        carries = continues or bool(after)
+        self.tiles.append(Tile(_place(keys), before, tuple(inside), tuple(after), carries))
+
+    def _mask(self, mask: np.ndarray) -> int:
+        key = mask.shape, np.packbits(mask).tobytes()
+        if key not in self.numbers:
+            self.numbers[key] = len(self.masks)
+            self.masks.append(torch.from_numpy(np.ascontiguousarray(mask)))
+        return self.numbers[key]
+
+
+def _sorted_keys(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The keys rising where that makes them a run, and the place of each in the order given."""
+    order = np.argsort(keys)
+    found = keys[order]
+    if found[-1] - found[0] + 1 == len(keys):
+        return found, order
+    return keys, np.arange(len(keys))
+
+
+def _parts(positions: np.ndarray) -> list[slice]:
+    """Runs of neighbours among rising positions; one part of all where there are many runs."""
+    cuts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
+    if len(cuts) - 1 > _RUNS or not len(positions):
+        return [slice(0, len(positions))] if len(positions) else []
+    return [slice(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+
+
+def _places(positions: np.ndarray) -> tuple[Places, ...]:
+    return tuple(_place(positions[part]) for part in _parts(positions))
+
+
+def _place(positions: np.ndarray) -> Places:
+    """A run of positions as a slice, others as int64."""
+    first, count = int(positions[0]), len(positions)
+    if positions[-1] - first + 1 == count and (np.diff(positions) == 1).all():
+        return slice(first, first + count)
+    return torch.from_numpy(positions.astype(np.int64))
+
+
+def _packed(items: list, sizes: list[int]) -> Iterator[list]:
+    """Items in a row, as many together as fill a tile."""
+    some, total = [], 0
+    for item, size in zip(items, sizes, strict=True):
+        if total + size > CHUNK:
+            yield some
+            some, total = [], 0
+        some.append(item)
+        total += size
+    if some:
+        yield some
+
+
+def _groups(group: np.ndarray) -> list[np.ndarray]:
+    """The positions of each group, by their first."""
+    members = np.flatnonzero(group >= 0)
+    if not len(members):
+        return []
+    members = members[np.argsort(group[members], kind="stable")]
+    found = np.split(members, np.flatnonzero(np.diff(group[members])) + 1)
+    return sorted(found, key=lambda positions: positions[0])

@@ -1,0 +1,116 @@
+"""Inputs and labels: values that are compared, and so must be equal to themselves and to nothing of another kind."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_attn_ext.errors import AttnExtError, short
+
+from .reading import is_whole, read_list
+
+_CONTAINERS = (tuple, list, set, frozenset, Mapping)
+
+
+def read_inputs(inputs: Iterable[Hashable], count: int) -> tuple[Hashable, ...]:
+    """Return one input a position.
+
+    Raises:
+        AttnExtError: not as many as positions, or one that is unhashable, a tensor, or does not equal itself.
+    """
+    inputs = tuple(read_list(inputs, "inputs"))
+    if len(inputs) != count:
+        raise AttnExtError(f"inputs must have one entry a position, got {len(inputs)} for {count} positions")
+    for position, value in enumerate(inputs):
+        check_hashable(value, "input", position)
+        check_comparable(value, "input", position)
+    return inputs
+
+
+def read_labels(labels: Mapping[int, Any], count: int) -> dict[int, Any]:
+    """Return ``{position: label}``, positions as ints.
+
+    Raises:
+        AttnExtError: no dictionary, a position that is not there, or a label that is a tensor or does not equal itself.
+    """
+    if not isinstance(labels, Mapping):
+        raise AttnExtError(f"labels must be a dictionary {{position: label}}, got {type(labels).__name__}")
+    read = {}
+    for key, label in labels.items():
+        if not is_whole(key) or not 0 <= key < count:
+            raise AttnExtError(f"label {short(label)} is at position {short(key)}; the positions are 0 to {count - 1}")
+        check_comparable(label, "label", key)
+        read[int(key)] = label
+    return read
+
+
+def check_hashable(value: Any, kind: str, position: int) -> None:
+    """Raise :class:`AttnExtError` where a value, an ``"input"`` or a ``"label"``, cannot be hashed."""
+    try:
+        hash(value)
+    except TypeError:
+        raise AttnExtError(
+            f"the {kind} at position {position} is unhashable ({type(value).__name__}); it is compared with others, so "
+            "give a hashable one, such as (token, position)"
+        ) from None
+
+
+def check_comparable(value: Any, kind: str, position: int) -> None:
+    """Raise :class:`AttnExtError` where a value, or a part of it at any depth, is a tensor or does not equal itself.
+
+    Tensors are compared element by element, or by which object they are; NaN equals nothing, though a tuple that holds
+    it equals itself.
+    """
+    parts, seen = [value], set()
+    while parts:
+        part = parts.pop()
+        if isinstance(part, torch.Tensor | np.ndarray):
+            how = "is" if part is value else "holds"
+            hint = "give a number, such as its .item(), or its .tolist()"
+            raise AttnExtError(f"the {kind} at position {position} {how} a tensor; {hint}")
+        if isinstance(part, _CONTAINERS):
+            if id(part) not in seen:  # a list may hold itself
+                seen.add(id(part))
+                parts += (*part.keys(), *part.values()) if isinstance(part, Mapping) else part
+        elif not _equals_itself(part):
+            how = "" if part is value else f" holds {short(part)}, which"
+            raise AttnExtError(
+                f"the {kind} {short(value)} at position {position}{how} does not equal itself; give another"
+            )
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values are equal, and alike in where they hold truth values: ``True == 1``, and means another thing.
+
+    Raises:
+        AttnExtError: a comparison that is neither true nor false.
+    """
+    if one is other:
+        return True
+    try:
+        equal = bool(one == other)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError):
+        raise AttnExtError(
+            f"values of type {type(one).__name__} cannot be compared with ==; give numbers, text or tuples"
+        ) from None
+    return equal and _truths(one) == _truths(other)
+
+
+def _equals_itself(value: Any) -> bool:
+    try:
+        return bool(value == value)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError):
+        return False
+
+
+def _truths(value: Any) -> Any:
+    """Where a value holds truth values."""
+    if isinstance(value, tuple | list):
+        found = tuple(map(_truths, value))
+        return found if any(found) else False
+    if isinstance(value, set | frozenset):
+        return any(map(_truths, value))
+    return isinstance(value, bool | np.bool_)

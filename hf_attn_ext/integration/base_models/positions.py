@@ -1,0 +1,87 @@
+"""More learned positions for a pretrained model: linear attention pays off where texts are longer than it knew."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_attn_ext.errors import AttnExtError
+
+# What the host's models call their table of learned absolute positions.
+_TABLES = ("position_embeddings", "wpe")
+_LONGEST = 2**24
+
+
+@torch.no_grad()
+def extend_positions(model: PreTrainedModel, length: int) -> PreTrainedModel:
+    """Give a model with learned absolute positions (BERT, RoBERTa, GPT-2 and their kind) more of them, in place.
+
+    New positions repeat the old ones from the start, as Longformer (2004.05150) was initialised: texts that fitted
+    before give the very same outputs, and longer ones see familiar neighbours. What such a model makes of a long text
+    is up to training on long texts. The tokenizer is another object: set its ``model_max_length``.
+
+    Args:
+        model: a stock or converted model.
+        length: how many tokens a text may have afterwards, special tokens included.
+
+    Returns:
+        The same object; ``config.max_position_embeddings`` counts as the family counts.
+
+    Raises:
+        AttnExtError: no table of learned positions (rotary models have none), or a length below what the model has.
+
+    Example:
+        >>> hax.extend_positions(model, 4096)  # doctest: +SKIP
+    """
+    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= _LONGEST:
+        raise AttnExtError(f"length must be a whole number from 1 to {_LONGEST}, got {length!r}")
+    holders = [(module, name) for module in model.modules() for name in _TABLES if _is_table(module, name)]
+    name = type(model).__name__
+    if not holders:
+        raise AttnExtError(
+            f"{name} has no table of learned positions ({' or '.join(_TABLES)}); models with rotary positions are "
+            "extended by their rope parameters"
+        )
+    for module, attribute in holders:
+        old: nn.Embedding = getattr(module, attribute)
+        # RoBERTa counts positions from behind the padding index, which has a row of its own
+        first = 0 if old.padding_idx is None else old.padding_idx + 1
+        usable = old.num_embeddings - first
+        if length < usable:
+            raise AttnExtError(f"{name} has {usable} positions already; {length} would take some away")
+        rows = first + torch.arange(length, device=old.weight.device) % usable
+        weight = torch.cat([old.weight[:first], old.weight[rows]])
+        new = nn.Embedding(len(weight), old.embedding_dim, old.padding_idx, _weight=weight, dtype=weight.dtype)
+        new.weight.requires_grad_(old.weight.requires_grad)
+        setattr(module, attribute, new.train(old.training))
+        _extend_buffers(module, len(weight))
+        model.config.max_position_embeddings = len(weight)
+    return model
+
+
+def position_table(model: nn.Module) -> tuple[int, int] | None:
+    """Return how many learned positions a model can use, and the position id of the first; None for rotary models.
+
+    Example:
+        >>> position_table(roberta)  # doctest: +SKIP
+        (512, 2)
+    """
+    tables = [getattr(module, name) for module in model.modules() for name in _TABLES if _is_table(module, name)]
+    if not tables:
+        return None
+    firsts = [0 if table.padding_idx is None else table.padding_idx + 1 for table in tables]
+    return min(table.num_embeddings - first for table, first in zip(tables, firsts, strict=True)), max(firsts)
+
+
+def _is_table(module: nn.Module, name: str) -> bool:
+    return isinstance(module._modules.get(name), nn.Embedding)
+
+
+def _extend_buffers(module: nn.Module, rows: int) -> None:
+    """Embedding modules hold 0, 1, ... and a row of zeros, as long as the table."""
+    for name in ("position_ids", "token_type_ids"):
+        buffer = module._buffers.get(name)
+        if buffer is not None:
+            step = 0 if name == "token_type_ids" else 1
+            module._buffers[name] = step * torch.arange(rows, dtype=buffer.dtype, device=buffer.device)[None]

@@ -1,0 +1,93 @@
+"""A stock model opened with ``attn_implementation="flexformer"``: feature maps come on first use.
+
+The attention function meets such a model one attention module at a time and never sees the whole, so the
+maps are attached module by module in the first forward, with the seeds that :func:`hf_attn_ext.convert`
+would use. What follows from that is said, not hidden: one warning that the maps are untrained and unknown
+to an optimizer made before; and the state of such a model is refused to whoever asks for it, because a
+stock ``config.json`` beside maps would be opened as softmax again. ``convert(model)`` adopts the maps and
+makes it a converted model; ``revert(model)`` removes them.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_attn_ext.attention import FeatureMap
+from hf_attn_ext.config import AttnExtConfig
+from hf_attn_ext.errors import AttnExtError
+
+from .layers import ATTRIBUTE, build_feature_map
+
+ADOPTABLE = "_attn_ext_first_use"
+
+# Configurations whose model has begun to get maps: how many modules so far, for families without layer_idx.
+_BEGUN: dict[int, int] = {}
+
+
+def is_stock(module: nn.Module) -> bool:
+    """Whether an attention module belongs to a stock model, by its configuration."""
+    return getattr(getattr(module, "config", None), "attn_ext", None) is None
+
+
+@torch.compiler.disable
+def attach_on_first_use(module: nn.Module, query: Tensor) -> FeatureMap:
+    """Attach a default feature map to an attention module of a stock model, and return it.
+
+    Warns once a model.
+    """
+    settings = AttnExtConfig()
+    number = _count(module)
+    layer_idx = getattr(module, "layer_idx", None)
+    layer_idx = number if layer_idx is None else layer_idx
+    if number == 0:
+        warnings.warn(
+            f"attn_implementation='flexformer' on a stock model: untrained {settings.kernel} feature maps "
+            f"({settings.num_features} features, seed {settings.seed}) are attached on first use. The outputs mean "
+            "little until the maps are distilled, and an optimizer made before this moment does not hold them: call "
+            "hf_attn_ext.convert(model) before training or saving (it keeps these maps).",
+            stacklevel=2,
+        )
+    like = next((p for p in module.parameters() if p.is_floating_point()), query)
+    feature_map = build_feature_map(settings, layer_idx, query.shape[1], query.shape[3], like=like)
+    feature_map.train(module.training)
+    setattr(feature_map, ADOPTABLE, settings.to_dict())
+    feature_map.register_state_dict_pre_hook(_refuse_state)
+    module.add_module(ATTRIBUTE, feature_map)
+    return feature_map
+
+
+def attached_on_first_use(model: nn.Module) -> dict[str, Any] | None:
+    """Return the settings of the maps that a stock model got on first use, or None where it has none."""
+    for module in model.modules():
+        if isinstance(module, FeatureMap) and hasattr(module, ADOPTABLE):
+            return getattr(module, ADOPTABLE)
+    return None
+
+
+def adopt(feature_map: FeatureMap) -> None:
+    """Make a map that was attached on first use an ordinary one: its state may be read."""
+    feature_map.__dict__.pop(ADOPTABLE, None)
+    feature_map._state_dict_pre_hooks.clear()
+
+
+def _count(module: nn.Module) -> int:
+    config = getattr(module, "config", module)
+    number = _BEGUN.get(id(config))
+    if number is None:
+        number = 0
+        weakref.finalize(config, _BEGUN.pop, id(config), None)
+    _BEGUN[id(config)] = number + 1
+    return number
+
+
+def _refuse_state(feature_map: nn.Module, prefix: str, keep_vars: bool) -> None:
+    raise AttnExtError(
+        f"{prefix.rstrip('.') or 'this feature map'} was attached on first use to a stock model, whose config.json "
+        "does not know it: saved like this it would open as softmax. Call hf_attn_ext.convert(model) first (it keeps "
+        "the maps), or hf_attn_ext.revert(model) to drop them"
+    )

@@ -1,0 +1,233 @@
+"""The attention function and the mask function ``"flexformer"``, and where those of ``"hasse"`` are registered too.
+
+They belong together: without a mask function of the same name the host passes ``attention_mask=None`` to every layer,
+silently. The mask function runs once a forward, for all layers, and returns the 2-D padding mask; what a layer makes of
+it (linear kernel, or softmax kept) is decided in the attention function, which sees the layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+)
+from transformers.modeling_utils import AttentionInterface
+
+from hf_attn_ext.attention import (
+    FeatureMap,
+    attention_weights,
+    causal_attention,
+    linear_attention,
+    two_stream_attention,
+)
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse import MaskSpec
+from hf_attn_ext.integration.base_models.families import is_cross_attention
+from hf_attn_ext.integration.kernel_modules.first_use import attach_on_first_use, is_stock
+from hf_attn_ext.integration.kernel_modules.layers import KEEPS_SOFTMAX, feature_map_of
+from hf_attn_ext.integration.masking.attention_function import hasse_attention, hasse_mask
+from hf_attn_ext.integration.masking.call import MaskCall, mask_call, pattern_names
+from hf_attn_ext.integration.masking.layouts import check_inputs
+from hf_attn_ext.integration.masking.settings import FIELD
+from hf_attn_ext.integration.names import HASSE, IMPLEMENTATION, STREAM
+from hf_attn_ext.integration.softmax import softmax_attention, wants_weights
+
+from .cache import KernelStateLayer, state_layer
+from .orders import dense_order, order_of
+
+# Keywords of the host's attention functions that change the result and that a linear kernel does not know.
+_NOT_HONOURED = ("position_bias", "softcap", "s_aux", "sliding_window")
+
+
+def register() -> None:
+    """Enter all functions in the host's interfaces, in pairs; doing it again changes nothing."""
+    AttentionInterface.register(IMPLEMENTATION, flexformer_attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
+    AttentionInterface.register(HASSE, hasse_attention)
+    AttentionMaskInterface.register(HASSE, hasse_mask)
+
+
+def padding_mask(
+    batch_size: int,
+    kv_length: int,
+    kv_offset: int = 0,
+    mask_function: Any = bidirectional_mask_function,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor | MaskCall | None:
+    """Return the padding mask (B, Nk), True = real token, or None where the caller gave none.
+
+    Of a model with masks of ``set_mask``: the object that holds them for this forward pass. Whether a layer is causal
+    it knows itself. A sliding window's mask comes in the host's 4-D form: only layers that keep softmax ask for one.
+
+    Raises:
+        AttnExtError: the model asks for a pattern other than all real keys, those before a token, or a sliding window.
+    """
+    if getattr(kwargs.get("config"), FIELD, None) is not None:
+        host = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
+        return mask_call({**host, "mask_function": mask_function, "attention_mask": attention_mask, **kwargs})
+    if mask_function not in (bidirectional_mask_function, causal_mask_function):
+        patterns = pattern_names(mask_function)
+        if patterns == {"sliding_window_overlay", "causal_mask_function"}:
+            return sdpa_mask(
+                batch_size=batch_size,
+                kv_length=kv_length,
+                kv_offset=kv_offset,
+                mask_function=mask_function,
+                attention_mask=attention_mask,
+                **{**kwargs, "allow_is_causal_skip": False},
+            )
+        asked = " and ".join(sorted(patterns))
+        raise AttnExtError(
+            f"the model asks for the attention pattern {asked!r}; linear attention honours padding and causality "
+            "only: no packed sequences (position_ids that start again; a compiled model assumes them unless "
+            "attention_mask is given), no mask between single positions"
+        )
+    if attention_mask is None:
+        return None
+    if attention_mask.ndim != 2:
+        raise AttnExtError(_wrong_mask(attention_mask))
+    return attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
+
+
+def flexformer_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | MaskCall | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention function of the host's attention interface.
+
+    Args:
+        module: the attention module; its ``feature_map`` decides the kernel, its mark ``keeps_softmax`` the
+            contrary.
+        query, key, value: (B, H, N, d); key and value may have fewer heads.
+        attention_mask: what :func:`padding_mask` returned, or a 4-D mask that the caller of the model gave.
+
+    Returns:
+        The output (B, Nq, H, d_v) and, where ``output_attentions`` asks for them, the weights (B, H, Nq, Nk): those of
+        softmax, or the kernel's true normalised weights, before dropout (signed for a signed kernel).
+
+    Raises:
+        AttnExtError: a 4-D mask or another modifier that a linear kernel cannot honour, a cache of keys, or a module of
+            a converted model that has lost its feature map.
+    """
+    feature_map = feature_map_of(module)
+    cross = is_cross_attention(module)
+    causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and not cross
+    if feature_map is None and not cross and not getattr(module, KEEPS_SOFTMAX, False):
+        if not is_stock(module):
+            raise AttnExtError(
+                f"a {type(module).__name__} of a converted model has no feature map; it was removed or never attached, "
+                "and softmax in its place would be another model"
+            )
+        feature_map = attach_on_first_use(module, query)
+    need_weights = wants_weights(module, kwargs)
+    layer = state_layer(key, kwargs)
+    order = streams = None
+    if isinstance(attention_mask, MaskCall):
+        if feature_map is None:
+            return hasse_attention(
+                module, query, key, value, attention_mask, scaling, dropout, is_causal=is_causal, **kwargs
+            )
+        check_inputs(kwargs)
+        streams = None if layer is None else attention_mask.streams
+        causal, order, attention_mask = order_of(attention_mask, module, causal, key, layer)
+    if feature_map is None:
+        return softmax_attention(
+            module, query, key, value, attention_mask, dropout, scaling, need_weights, causal, **kwargs
+        )
+    for name in _NOT_HONOURED:
+        if kwargs.get(name) is not None:
+            raise AttnExtError(
+                f"{type(module).__name__} passes {name!r} to its attention, which a linear kernel does not honour"
+            )
+    mask = _key_padding_mask(attention_mask, key, layer)
+    if causal and key.shape[2] != query.shape[2]:
+        raise AttnExtError(
+            f"{type(module).__name__} got {query.shape[2]} queries and {key.shape[2]} keys: a cache of keys was passed "
+            "to a linear layer, which keeps a state; use hf_attn_ext.LinearCache, after hf_attn_ext.convert(model)"
+        )
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    continued = streams is not None or (layer is not None and layer.state is not None)
+    stream = getattr(module, STREAM, None)
+    if stream is not None and order is not None:
+        raise AttnExtError(
+            "the softmax stream knows no mask but the causal one, and the model has another; take it off for the time "
+            "with set_mask(model, None)"
+        )
+    if continued and (need_weights or stream is not None):
+        what = "attention weights" if need_weights else "the softmax stream"
+        raise AttnExtError(f"{what} over tokens before this call are not to be had from a state; set use_cache=False")
+    groups = query.shape[1] // key.shape[1]
+    heads = (key, value) if groups == 1 else (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    if stream is not None:
+        output, weights = softmax_attention(module, query, key, value, mask, 0.0, scaling, need_weights, causal)
+        key, value = heads
+        stream(query, key, value, mask, scaling, output.transpose(1, 2), causal)
+        return output, weights
+    key, value = heads
+    if streams is not None:
+        output, state = two_stream_attention(
+            query, key, value, feature_map, layer.state, *streams, scaling, dropout, layer.maps
+        )
+        layer.commit(state, passing=streams.block.shape[1])
+    elif layer is not None:
+        output, state = causal_attention(
+            query, key, value, feature_map, layer.state, mask, scaling, dropout, layer.maps
+        )
+        layer.commit(state)
+    else:
+        output = linear_attention(
+            query, key, value, feature_map, causal, mask, order=order, scaling=scaling, dropout_p=dropout
+        )
+    weights = _weights(query, key, feature_map, causal, mask, scaling, order) if need_weights else None
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def _weights(
+    query: Tensor,
+    key: Tensor,
+    feature_map: FeatureMap,
+    causal: bool,
+    mask: Tensor | None,
+    scaling: float,
+    order: MaskSpec | list[MaskSpec] | None,
+) -> Tensor:
+    seen = None if order is None else dense_order(order, query.device)
+    return attention_weights(query, key, feature_map, causal, mask, seen, scaling=scaling).to(query.dtype)
+
+
+def _key_padding_mask(attention_mask: Tensor | None, key: Tensor, layer: KernelStateLayer | None) -> Tensor | None:
+    """The part of the padding mask that belongs to the keys of this call."""
+    if attention_mask is None:
+        return None
+    length = key.shape[2] if layer is None else layer.seen + layer.incoming
+    expected = (key.shape[0], length)
+    if attention_mask.ndim != 2 or attention_mask.dtype != torch.bool:
+        raise AttnExtError(_wrong_mask(attention_mask))
+    if tuple(attention_mask.shape) != expected:
+        so_far = "" if length == key.shape[2] else ", those that the cache has seen included"
+        raise AttnExtError(
+            f"the padding mask has shape {tuple(attention_mask.shape)}, but the keys are {expected} "
+            f"(batch, tokens{so_far})"
+        )
+    return attention_mask[:, length - key.shape[2] :]
+
+
+def _wrong_mask(attention_mask: Tensor) -> str:
+    return (
+        f"attention_mask has shape {tuple(attention_mask.shape)} and dtype {attention_mask.dtype}: linear attention "
+        "cannot honour a mask between single positions; pass the padding mask (batch, tokens), 1 = real token"
+    )

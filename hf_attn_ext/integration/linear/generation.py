@@ -1,0 +1,103 @@
+"""How a converted decoder comes by its cache: in a forward pass, and in ``generate()``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
+from transformers.generation import GenerationMode
+
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.base_models.families import CACHE_ARGUMENTS, attention_modules, cache_argument, is_causal
+from hf_attn_ext.integration.masking.settings import MaskSettings, heads_of
+
+from .cache import LinearCache, check_cache, linear_layers
+
+CACHES = "_attn_ext_caches"
+
+
+def with_cache(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return ``kwargs`` with a :class:`LinearCache` where the stock model would make a cache of keys.
+
+    Raises:
+        AttnExtError: the caller passed a cache that is not ours, or another model's.
+    """
+    names = model.forward_parameters
+    name = cache_argument(names)
+    if name is None or not caches(model):
+        return kwargs
+    given = dict(zip(names, args, strict=False)) | kwargs
+    cache = next((given[alias] for alias in CACHE_ARGUMENTS if given.get(alias) is not None), None)
+    if cache is not None:
+        check_cache(cache, model.config, type(model).__name__)
+        return kwargs
+    use_cache = given.get("use_cache")
+    if use_cache is None:
+        use_cache = getattr(model.config, "use_cache", False)
+    if not use_cache or names.index(name) < len(args):
+        return kwargs
+    if not keeps_state(model):
+        return {**kwargs, "use_cache": False}
+    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        return kwargs  # the host leaves the cache out
+    return {key: value for key, value in kwargs.items() if key not in CACHE_ARGUMENTS} | {name: new_cache(model)}
+
+
+def prepare_generation(
+    model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any], mode: GenerationMode
+) -> None:
+    """Put a cache of ours where ``generate()`` looks for one.
+
+    Raises:
+        AttnExtError: assisted decoding, a kind of cache that a state cannot be, or a foreign cache.
+    """
+    name = type(model).__name__
+    if mode == GenerationMode.ASSISTED_GENERATION or config.is_assistant:
+        raise AttnExtError(
+            f"{name} cannot take part in assisted decoding or prompt lookup: a linear layer's state cannot be cropped"
+        )
+    argument = cache_argument(model.forward_parameters)
+    given = next((model_kwargs[alias] for alias in CACHE_ARGUMENTS if model_kwargs.get(alias) is not None), None)
+    if given is not None:
+        check_cache(given, model.config, name)
+        given._is_user_defined = True
+        return
+    if config.use_cache is False:
+        return
+    if not keeps_state(model):
+        raise AttnExtError(
+            f"{name} has masks that a linear layer's state cannot follow (only 'causal' can); pass use_cache=False"
+        )
+    kind = config.cache_implementation
+    if kind not in (None, "dynamic"):
+        raise AttnExtError(
+            f"cache_implementation={kind!r} is a cache of keys, but {name} keeps a state of constant size; leave it out"
+        )
+    model_kwargs[argument] = new_cache(model)
+
+
+def keeps_state(model: PreTrainedModel) -> bool:
+    """Whether every linear layer is causal: a state has no other order."""
+    masks = MaskSettings.of(model.config)
+    if masks is None:
+        return True
+    layers = [masks.of_layer(number) for number in linear_layers(model.config)]
+    return all(layer is None or all(recipe.causal for recipe in heads_of(layer)) for layer in layers)
+
+
+def new_cache(model: PreTrainedModel) -> Cache:
+    """An empty cache for ``model``; where it also attends to an encoder, that part keeps keys as ever."""
+    cache = LinearCache(model.config)
+    if getattr(model.config, "add_cross_attention", False) or model.config.is_encoder_decoder:
+        return EncoderDecoderCache(cache, DynamicCache(config=model.config))
+    return cache
+
+
+def caches(model: PreTrainedModel) -> bool:
+    """Whether ``model`` is a decoder with self-attention layers of ours."""
+    found = model.__dict__.get(CACHES)
+    if found is None:
+        modules = [module for _, module in attention_modules(model)]
+        found = bool(modules) and all(is_causal(module) for module in modules)
+        model.__dict__[CACHES] = found
+    return found

@@ -1,0 +1,149 @@
+"""The attention function and the mask function ``"hasse"``: softmax under the masks of ``set_mask``.
+
+Both are registered in ``registry.py``. The rule for a row that may see no real key, be it by its mask or by padding:
+it sees itself. So every backend gives the same numbers, and none gives NaN.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.base_models.families import is_cross_attention
+from hf_attn_ext.integration.softmax import BY_SCORES, BY_SDPA, refuse_modifiers, wants_weights
+
+from .call import MaskCall, mask_call, wrong_mask
+from .layouts import check_inputs
+from .settings import Recipe
+
+_SDPA = "sdpa (set_mask(..., backend='eager') takes the family's own attention)"
+
+
+def hasse_mask(**host: Any) -> MaskCall:
+    """The mask function: the masks of this forward pass, in the length that it has.
+
+    Raises:
+        AttnExtError: no mask is set, or ``attention_mask`` is no padding mask.
+    """
+    return mask_call(host)
+
+
+def hasse_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: MaskCall | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention function of the host's attention interface.
+
+    Args:
+        module: the attention module; its layer number says which mask is meant.
+        query, key, value: (B, H, N, d); key and value may have fewer heads.
+        attention_mask: what :func:`hasse_mask` returned.
+
+    Returns:
+        The output (B, Nq, H, d_v) and, from the backend ``"eager"`` or where ``output_attentions`` asks for them, the
+        weights (B, H, Nq, Nk).
+
+    Raises:
+        AttnExtError: the model did not hand on what the mask function returned, the mask has no such length, or a
+            backend that cannot do what is asked (attention sinks by sdpa).
+    """
+    if not isinstance(attention_mask, MaskCall):
+        if attention_mask is not None:
+            raise AttnExtError(wrong_mask(attention_mask))
+        raise AttnExtError(
+            f"{type(module).__name__} got no mask: its model does not use the mask interface, so a mask cannot be set"
+        )
+    layer = None if is_cross_attention(module) else attention_mask.layer(module)
+    if layer is None:
+        return stock_attention(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal=is_causal, **kwargs
+        )
+    return masked_attention(module, query, key, value, attention_mask, layer, dropout, scaling, **kwargs)
+
+
+def masked_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: MaskCall,
+    layer: Recipe | tuple[Recipe, ...],
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Softmax under the mask of a layer, by the backend that ``set_mask`` named."""
+    check_inputs(kwargs)
+    call.check_sizes(module, query, key)
+    backend = call.settings.backend
+    if backend == "eager" or wants_weights(module, kwargs):
+        mask = call.additive(layer, query.device, query.dtype)
+        return eager_attention(module, query, key, value, mask, scaling, dropout, kwargs)
+    if backend == "flex":
+        from .flex import flex_mask_attention
+
+        block_mask = call.block_mask(layer, query.device)
+        output = flex_mask_attention(module, query, key, value, block_mask, dropout, scaling, kwargs)
+        return output.transpose(1, 2).contiguous(), None
+    refuse_modifiers(module, kwargs, BY_SDPA, _SDPA)
+    mask, causal = call.allowed(layer, query.device, skip=True)
+    kwargs = {name: entry for name, entry in kwargs.items() if name not in ("is_causal", "output_attentions")}
+    return sdpa_attention_forward(
+        module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **kwargs
+    )
+
+
+def stock_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: MaskCall,
+    dropout: float,
+    scaling: float | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """A layer without a mask of ours: the host's own pattern and function; the backend ``"flex"`` uses sdpa here."""
+    if call.settings.backend == "eager" or wants_weights(module, kwargs):
+        return eager_attention(module, query, key, value, call.stock("eager"), scaling, dropout, kwargs)
+    refuse_modifiers(module, kwargs, BY_SDPA, _SDPA)
+    kwargs = {name: entry for name, entry in kwargs.items() if name != "output_attentions"}
+    return sdpa_attention_forward(
+        module, query, key, value, call.stock("sdpa"), dropout=dropout, scaling=scaling, **kwargs
+    )
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """The family's own eager attention, which knows its precision; a plain one where the family has none."""
+    if getattr(module, "reorder_and_upcast_attn", False):  # an option of GPT-2's, on its eager attention only
+        return module._upcast_and_reordered_attn(query, key, value, mask)
+    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is not None:
+        return own(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
+    refuse_modifiers(module, kwargs, BY_SCORES, "the plain eager attention")
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    weights = nn.functional.softmax(scores if mask is None else scores + mask, dim=-1)
+    dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (dropped @ value).transpose(1, 2).contiguous(), weights

@@ -1,0 +1,87 @@
+"""One mask as JSON: the call that makes it, or its bits."""
+
+from __future__ import annotations
+
+import base64
+import json
+import numbers
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse import MaskSpec
+from hf_attn_ext.hasse.order.serial import hashable
+
+FIELD = "attn_ext_mask"
+NOT_PLAIN = object()  # what JSON cannot hold
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON has it, or :data:`NOT_PLAIN`."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None or isinstance(value, bool | str | float):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, list | tuple | range):
+        parts = [plain(part) for part in value]
+        return NOT_PLAIN if any(part is NOT_PLAIN for part in parts) else parts
+    return NOT_PLAIN
+
+
+def dumps(value: Any) -> str:
+    """The one text of a JSON value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def alike(one: MaskSpec, other: MaskSpec) -> bool:
+    """Whether two masks let the same through and mean the same."""
+    return (
+        len(one) == len(other)
+        and one.inputs == other.inputs
+        and dict(one.labels) == dict(other.labels)
+        and torch.equal(one.position_ids, other.position_ids)
+        and one.bits() == other.bits()
+    )
+
+
+def bits_entry(spec: MaskSpec) -> dict[str, Any]:
+    """A mask of one length by its bits, with all that the spec says."""
+    packed = np.packbits(spec.dense().numpy(), axis=None).tobytes()
+    inputs = [plain(entry) for entry in spec.inputs]
+    return {
+        "title": spec.title,
+        "positions": len(spec),
+        "bits": base64.b64encode(zlib.compress(packed, 9)).decode("ascii"),
+        "tokens": int(spec.tokens),
+        "inputs": [repr(spec.inputs[i]) if entry is NOT_PLAIN else entry for i, entry in enumerate(inputs)],
+        "roles": list(spec.roles),
+        "position_ids": spec.position_ids.tolist(),
+        "labels": [[int(position), int(token)] for position, token in spec.labels.items()],
+    }
+
+
+def from_bits(entry: dict[str, Any]) -> MaskSpec:
+    """The mask of :func:`bits_entry`."""
+    try:
+        size = entry["positions"]
+        packed = np.frombuffer(zlib.decompress(base64.b64decode(entry["bits"])), np.uint8)
+        mask = np.unpackbits(packed, count=size * size).reshape(size, size).astype(bool)
+        fields = {
+            "labels": {position: token for position, token in entry["labels"]},
+            "inputs": [hashable(value) for value in entry["inputs"]],
+            "roles": entry["roles"],
+            "position_ids": entry["position_ids"],
+            "tokens": entry["tokens"],
+            "name": entry["title"],
+        }
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        raise AttnExtError(
+            f"config.{FIELD} holds a mask that cannot be read ({type(error).__name__}: {error}); set it anew with "
+            "hf_attn_ext.set_mask"
+        ) from None
+    return MaskSpec.from_mask(mask, **fields)

@@ -1,0 +1,29 @@
+"""Whether a linear layer can honour a mask of ``set_mask``."""
+
+from __future__ import annotations
+
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse import information_flow
+from hf_attn_ext.hasse.registry import kept_by_name
+
+from .settings import Recipe
+
+
+@kept_by_name(maxsize=64)
+def check_linear_mask(layer: Recipe | tuple[Recipe, ...] | None, number: int) -> None:
+    """Raise :class:`AttnExtError` unless a linear layer can honour the mask."""
+    if isinstance(layer, tuple):
+        raise AttnExtError(
+            f"layer {number} is linear, and linear attention has one mask for all heads; give the layer one, or leave "
+            "it softmax (convert with layers=...)"
+        )
+    for spec in [] if layer is None else layer.examples(beyond=True):
+        missing = (information_flow(spec) & ~spec.dense()).nonzero()
+        if len(missing):
+            row, column = missing[0].tolist()
+            what = f"is reached by {spec.names[column]} without seeing it" if row != column else "does not see itself"
+            raise AttnExtError(
+                f"layer {number} is linear, and the mask {layer.title} is not dense: {spec.names[row]} {what}, here "
+                f"with {len(spec)} positions; "
+                "densify it (MaskSpec.densify()), or leave the layer softmax (convert with layers=...)"
+            )

@@ -1,0 +1,381 @@
+"""``set_mask``: a model attends by a mask of :mod:`hf_attn_ext.hasse`, in every layer or in some, in every head or in
+some.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse import MaskSpec, information_flow
+from hf_attn_ext.hasse.spec import held_tokens
+from hf_attn_ext.integration.base_models.families import (
+    FAMILIES,
+    attention_modules,
+    attention_shape,
+    is_causal,
+    slides,
+    stock_type,
+    supported_model_types,
+)
+from hf_attn_ext.integration.base_models.positions import position_table
+from hf_attn_ext.integration.base_models.wrapping import share_config, unwrap
+from hf_attn_ext.integration.kernel_modules.first_use import attached_on_first_use, is_stock
+from hf_attn_ext.integration.kernel_modules.layers import converted_layers
+from hf_attn_ext.integration.masking.linear_masks import check_linear_mask
+from hf_attn_ext.integration.names import BEFORE_MASK, HASSE, IMPLEMENTATION
+
+from .settings import BACKENDS, FIELD, MaskSettings, Recipe, heads_of
+
+Layer = Recipe | tuple[Recipe, ...] | None
+
+
+def maps_on_first_use(model: PreTrainedModel) -> bool:
+    """Whether a model that is not converted has feature maps, or gets them in its next pass."""
+    waits = is_stock(model) and model.config._attn_implementation == IMPLEMENTATION
+    return waits or attached_on_first_use(model) is not None
+
+
+def set_mask(
+    model: Any,
+    spec_or_name: MaskSpec | str | tuple[str, Mapping[str, Any]] | None = None,
+    per_layer: Mapping[Any, Any] | Sequence[Any] | None = None,
+    per_head: Mapping[Any, Any] | Sequence[Any] | None = None,
+    backend: str = "sdpa",
+    allow_leaks: bool = False,
+    **options: Any,
+) -> Any:
+    """Let a model attend by a mask, in place; stored in its configuration and saved with it.
+
+    By name, the mask is made for the length of each call, in positions: ``"block_two_stream"`` for a call of 2n,
+    ``"butterfly"`` for one of 3n-2. A :class:`.MaskSpec`, or a name with the option ``n``, is for its one length.
+    The mask stands in the place of the model's own pattern (causal or bidirectional); a padding mask (batch, tokens)
+    is combined with it. **A row that may see no real key, by its mask or by padding, sees itself**, on every backend.
+    Positions are places in the sequence, padding included.
+
+    ``position_ids`` are not the mask's business: pass those of the mask with the call, as the collators of
+    :mod:`hf_attn_ext.training` do.
+
+    A stock model becomes one with ``attn_implementation="hasse"``. Opened again, it must be told so, as the host's
+    configuration does not keep it: ``AutoModel.from_pretrained(folder, attn_implementation="hasse")``; opened without,
+    it attends by its own pattern. In a converted model linear layers run in the mask's order by themselves.
+
+    Args:
+        model: a model that uses the host's attention interface; PEFT's wrapper is looked through.
+        spec_or_name: a mask, the name of one of :func:`hf_attn_ext.list_masks`, or a pair ``(name, options)``; None,
+            with nothing else given, removes all masks and brings the stock attention back.
+        per_layer: ``{layer: mask}``, where ``layer`` may be a tuple or range of numbers, or a list with an entry a
+            layer; other layers have ``spec_or_name``. None for a layer keeps the model's own pattern there.
+        per_head: a list of masks, one a head, for every layer; or ``{layer: list}``.
+        backend: ``"sdpa"``, ``"eager"``, or ``"flex"``, which has no backward on the CPU.
+        allow_leaks: set a mask although its labels reach their own predictions; a warning instead of an error.
+        **options: of the mask that is named, such as ``block_size=4``.
+
+    Returns:
+        The same object.
+
+    Raises:
+        AttnExtError: no such mask, option, layer or backend; a model without the attention interface, or without sdpa;
+            a layer with a sliding window; a mask that leaks; position ids beyond the model's table; a mask that is not
+            dense, or one a head, for a linear layer. The model is then unchanged.
+
+    Example:
+        >>> hax.set_mask(model, "block_two_stream", block_size=4)  # doctest: +SKIP
+        >>> hax.set_mask(model, "causal", per_layer={0: ("sliding_window", {"w": 8})})  # doctest: +SKIP
+        >>> hax.set_mask(model, None)  # doctest: +SKIP
+    """
+    base = unwrap(model)
+    modules = _attention(base)
+    if maps_on_first_use(base):
+        raise AttnExtError(
+            f"{type(base).__name__} has attn_implementation={IMPLEMENTATION!r} without being converted; call "
+            "hf_attn_ext.convert(model) first (it keeps the maps), then set_mask"
+        )
+    if spec_or_name is None and per_layer is None and per_head is None and not options:
+        _remove(base)
+        return model
+    if backend not in BACKENDS:
+        raise AttnExtError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "sdpa" and not base._supports_sdpa:
+        raise AttnExtError(
+            f"the host computes {type(base).__name__} without sdpa, which cannot do its attention (attention sinks, a "
+            "soft cap); use backend='eager'"
+        )
+    if options and not isinstance(spec_or_name, str):
+        raise AttnExtError(f"options ({', '.join(options)}) go with the name of a mask, got {spec_or_name!r}")
+    layers = _layers(spec_or_name, per_layer, per_head, options, modules)
+    settings = MaskSettings(backend, tuple(layers))
+    if not settings.recipes:
+        raise AttnExtError("no layer is given a mask; name one, or call set_mask(model, None)")
+    _check_windows(base, settings)
+    _check_linear(base, settings)
+    _check_flow(base, settings, [is_causal(module) for module in modules], allow_leaks)
+    _check_positions(base, settings)
+    if stock_type(base.config.model_type) not in FAMILIES:
+        warnings.warn(
+            f"{type(base).__name__} is untested with masks of hf_attn_ext; compare its outputs before relying on them. "
+            f"Tested: {', '.join(supported_model_types())}",
+            stacklevel=2,
+        )
+    _store(base, settings)
+    return model
+
+
+def get_mask(model: Any) -> list[Any] | None:
+    """Return what :func:`set_mask` set, an entry a layer: None, a mask, or a list with one a head.
+
+    A mask without a length of its own comes as a pair ``(name, options)``, any other as a :class:`.MaskSpec`. A mask
+    that the configuration holds, but that the model does not attend by (opened without
+    ``attn_implementation="hasse"``), is returned with a warning.
+
+    Raises:
+        AttnExtError: no transformers model.
+
+    Example:
+        >>> get_mask(hax.set_mask(model, "causal"))  # doctest: +SKIP
+        [('causal', {}), ('causal', {})]
+    """
+    base = _with_config(model)
+    unused = _unused(base)
+    if unused is not None:
+        warnings.warn(unused, stacklevel=2)
+    return _shown_masks(base)
+
+
+def active_mask(model: Any) -> list[Any] | None:
+    """Like :func:`get_mask`, for what relies on the model attending by its mask.
+
+    Raises:
+        AttnExtError: no transformers model, or one that does not attend by the mask in its configuration.
+    """
+    base = _with_config(model)
+    unused = _unused(base)
+    if unused is not None:
+        raise AttnExtError(unused)
+    return _shown_masks(base)
+
+
+def _with_config(model: Any) -> PreTrainedModel:
+    base = unwrap(model)
+    if not isinstance(base, PreTrainedModel):
+        raise AttnExtError(f"a mask is a transformers model's, got {type(base).__name__}")
+    return base
+
+
+def _unused(model: PreTrainedModel) -> str | None:
+    """What is wrong where the configuration holds a mask that the attention in use does not know."""
+    implementation = model.config._attn_implementation
+    if MaskSettings.of(model.config) is None or implementation in (HASSE, IMPLEMENTATION):
+        return None
+    return (
+        f"{type(model).__name__} has attn_implementation={implementation!r}, which does not use the mask in its "
+        "configuration; call model.set_attn_implementation('hasse'), or open it with attn_implementation='hasse'"
+    )
+
+
+def _shown_masks(model: PreTrainedModel) -> list[Any] | None:
+    settings = MaskSettings.of(model.config)
+    if settings is None:
+        return None
+    return [[_shown(r) for r in x] if isinstance(x, tuple) else _shown(x) for x in settings.layers]
+
+
+def _shown(recipe: Recipe | None) -> Any:
+    if recipe is None:
+        return None
+    return recipe.example() if recipe.fixed else (recipe.entry["name"], recipe.entry["options"])
+
+
+def _attention(model: Any) -> list[torch.nn.Module]:
+    """The attention modules of a model that a mask can be set for."""
+    name = type(model).__name__
+    listed = ", ".join(supported_model_types())
+    if not isinstance(model, PreTrainedModel):
+        raise AttnExtError(f"set_mask needs a transformers model, got {name}")
+    if not model._can_set_attn_implementation():
+        raise AttnExtError(
+            f"{name} (model type {model.config.model_type!r}) does not use the attention interface, so no mask can be "
+            f"set; supported: {listed}"
+        )
+    if any(getattr(model.config, key, None) is not None for key in model.config.sub_configs):
+        raise AttnExtError(f"{name} is made of several models, for which no mask can be set; supported: {listed}")
+    modules = [module for _, module in attention_modules(model)]
+    if not modules:
+        raise AttnExtError(f"{name} has no self-attention layer that a mask could be set for; supported: {listed}")
+    numbers = [getattr(module, "layer_idx", None) for module in modules]
+    if any(number not in (None, i) for i, number in enumerate(numbers)):
+        raise AttnExtError(f"the attention layers of {name} are numbered {numbers}, not from 0 on; supported: {listed}")
+    return modules
+
+
+def _layers(
+    mask: Any,
+    per_layer: Mapping[Any, Any] | Sequence[Any] | None,
+    per_head: Mapping[Any, Any] | Sequence[Any] | None,
+    options: dict[str, Any],
+    modules: list[torch.nn.Module],
+) -> list[Layer]:
+    common = _recipe((mask, options) if isinstance(mask, str) else mask)
+    layers: list[Layer] = [common] * len(modules)
+    for number, given in _by_layer(per_layer, len(modules), "per_layer"):
+        layers[number] = _recipe(given)
+    if per_head is not None and not isinstance(per_head, Mapping):
+        per_head = {number: per_head for number in range(len(modules))}
+    for number, given in _by_layer(per_head, len(modules), "per_head"):
+        shape = attention_shape(modules[number])
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise AttnExtError(f"per_head must give a list of masks, one a head, got {given!r} for layer {number}")
+        if shape is not None and len(given) != shape[0]:
+            raise AttnExtError(f"per_head gives {len(given)} masks for layer {number}, which has {shape[0]} heads")
+        heads = tuple(_recipe(one) for one in given)
+        if None in heads:
+            raise AttnExtError(f"per_head gives no mask for head {heads.index(None)} of layer {number}; name one")
+        layers[number] = heads[0] if len(set(heads)) == 1 else heads
+    return layers
+
+
+def _by_layer(given: Any, count: int, name: str) -> Iterable[tuple[int, Any]]:
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != count:
+            raise AttnExtError(f"{name} must be a mapping of layers to masks, or a list of {count}, got {given!r}")
+        given = dict(enumerate(given))
+    for key, value in given.items():
+        for number in key if isinstance(key, tuple | range | frozenset) else (key,):
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+                raise AttnExtError(f"{name}: layer {number!r} is not one of 0 to {count - 1}")
+            yield number, value
+
+
+def _recipe(given: Any) -> Recipe | None:
+    if given is None:
+        return None
+    if isinstance(given, MaskSpec):
+        return Recipe.of_spec(given)
+    if isinstance(given, str):
+        return Recipe.by_name(given, {})
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and isinstance(given[1], Mapping):
+        return Recipe.by_name(*given)
+    raise AttnExtError(
+        f"a mask must be a MaskSpec, the name of one, or a pair (name, options), got {type(given).__name__}; for a "
+        "matrix of your own: hf_attn_ext.hasse.MaskSpec.from_mask(matrix)"
+    )
+
+
+def _check_windows(model: PreTrainedModel, settings: MaskSettings) -> None:
+    for number, layer in enumerate(settings.layers):
+        if layer is not None and slides(model.config, number):
+            raise AttnExtError(
+                f"layer {number} of {type(model).__name__} has a sliding window, which a mask would replace; leave the "
+                "layer out (per_layer={number: None}), or set config.sliding_window to None when loading"
+            )
+
+
+def _check_linear(model: PreTrainedModel, settings: MaskSettings) -> None:
+    """A linear layer runs in an order: one for all heads, and each row of it all that reaches the row."""
+    for converted in converted_layers(model):
+        check_linear_mask(settings.of_layer(converted.layer_idx), converted.layer_idx)
+
+
+def _check_flow(model: PreTrainedModel, settings: MaskSettings, causal: list[bool], allow_leaks: bool) -> None:
+    """Warn of too few layers; refuse a label that reaches its own prediction."""
+    found: list[tuple[bool, str]] = []
+    recipes = list(dict.fromkeys(settings.recipes))
+    specs = _of_one_length(recipes)
+    size = len(specs[0])
+    if len(recipes) == 1 and all(layer is not None for layer in settings.layers):
+        # a model whose layers share one module (ALBERT) runs it more often than it is there
+        count = max(len(settings.layers), getattr(model.config, "num_hidden_layers", None) or 0)
+        for finding in specs[0].check(num_layers=count):
+            if finding.severity == "note":
+                continue
+            if finding.kind == "empty_row":
+                found.append((False, f"{finding.message}; it will see itself"))
+            else:
+                found.append((finding.severity == "error", finding.message))
+    else:
+        by_recipe = dict(zip(recipes, specs, strict=True))
+        own = torch.ones(size, size, dtype=torch.bool)
+        seen = [
+            torch.stack([by_recipe[r].dense() for r in heads_of(layer)]).any(0)
+            if layer is not None
+            else (own.tril() if causal[number] else own)
+            for number, layer in enumerate(settings.layers)
+        ]
+        found += _leaks_of_all(specs, information_flow(seen))
+    where = "" if recipes[0].fixed else f" (looked at with {size} positions)"
+    for leaks, message in found:
+        line = f"set_mask on {type(model).__name__}: {recipes[0].title}: {message}{where}"
+        if leaks and not allow_leaks:
+            raise AttnExtError(f"{line}; allow_leaks=True sets it all the same")
+        warnings.warn(line, stacklevel=3)
+
+
+def _leaks_of_all(specs: list[MaskSpec], flow: torch.Tensor) -> list[tuple[bool, str]]:
+    """Labels that reach their predictions through the masks of all layers and heads together."""
+    for spec in specs:
+        holders: dict[int, list[int]] = {}
+        for position, entry in enumerate(spec.inputs):
+            for token in held_tokens(entry):
+                holders.setdefault(token, []).append(position)
+        for position, token in sorted(spec.labels.items()):
+            if token in holders and flow[position, holders[token]].any():
+                name = spec.names[position]
+                message = (
+                    f"target leak: position {position} ({name}) must predict token {token}, which reaches it through "
+                    "the masks of all layers and heads together"
+                )
+                return [(True, message)]
+    return []
+
+
+def _of_one_length(recipes: list[Recipe]) -> list[MaskSpec]:
+    """All masks in one length: that of those which have only one, or a small one that all can have."""
+    failed: AttnExtError | None = None
+    for first in sorted(recipes, key=lambda recipe: not recipe.fixed):
+        for example in first.examples():
+            try:
+                return [recipe.of_length(len(example)) for recipe in recipes]
+            except AttnExtError as error:
+                failed = error
+    raise AttnExtError(f"these masks have no length in common: {failed}")
+
+
+def _check_positions(model: PreTrainedModel, settings: MaskSettings) -> None:
+    table = position_table(model)
+    for recipe in settings.recipes:
+        if table is not None and recipe.fixed:
+            needed = int(recipe.example().position_ids.max()) + 1
+            if needed > table[0]:
+                raise AttnExtError(
+                    f"the mask {recipe.title} needs {needed} positions, but {type(model).__name__} has {table[0]}; "
+                    f"call hf_attn_ext.extend_positions(model, {needed}), or use a shorter text"
+                )
+
+
+def _store(model: PreTrainedModel, settings: MaskSettings) -> None:
+    config = copy.deepcopy(model.config)
+    setattr(config, FIELD, settings.to_dict())
+    if is_stock(model):
+        before = config._attn_implementation
+        if before != HASSE:
+            setattr(model, BEFORE_MASK, before)
+        config._attn_implementation = HASSE
+    share_config(model, config)
+
+
+def _remove(model: PreTrainedModel) -> None:
+    config = copy.deepcopy(model.config)
+    config.__dict__.pop(FIELD, None)
+    before = model.__dict__.pop(BEFORE_MASK, None)
+    if is_stock(model) and config._attn_implementation == HASSE:
+        config._attn_implementation = None
+        config._attn_implementation = model.get_correct_attn_implementation(before)
+    share_config(model, config)

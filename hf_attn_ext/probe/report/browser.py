@@ -1,0 +1,192 @@
+"""The head browser's data: a few texts, every head's similarities in eight bits, and which pairs are high."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hf_attn_ext.integration.base_models.readable_layers import max_tokens
+from hf_attn_ext.integration.capture.capture import HeadOutputs, capture, evaluating
+from hf_attn_ext.probe.corpus.annotate import segment_starts, sentence_starts
+from hf_attn_ext.probe.options import percents_of, special_ids
+from hf_attn_ext.probe.probe import ContextSimilarityProbe
+from hf_attn_ext.probe.streaming.feeding import annotated_batches, read
+from hf_attn_ext.probe.streaming.similarity import high_counts, pair_values, pairs_of, select_high
+from hf_attn_ext.probe.streaming.texts import text_key
+
+# Of the data in base64, all texts together; the report must stay under 5 MiB.
+BUDGET = 3 * 2**20
+# Fewer tokens say nothing, more cannot be read.
+_LEAST_TOKENS, _MOST_TOKENS = 12, 160
+
+
+@dataclasses.dataclass(frozen=True)
+class BrowserText:
+    """One text as the browser shows it.
+
+    Attributes:
+        tokens: n tokens that are not special, as text.
+        sentences: their sentences' numbers.
+        shortened: whether the text goes on.
+        values: (L, H, n(n-1)/2) uint8, pairs i < j row by row: with s = (value - 128) / 127, s |s| times the scale.
+        scales: (L, H) the greatest magnitude.
+        full: (L, H) the magnitude of full colour: the 99th percentile.
+        high: (L, H, k) uint16 places of the high pairs among those.
+    """
+
+    tokens: list[str]
+    sentences: list[int]
+    shortened: bool
+    values: np.ndarray
+    scales: np.ndarray
+    full: np.ndarray
+    high: np.ndarray
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; arrays as base64, little-endian."""
+        return {
+            "tokens": self.tokens,
+            "sentences": self.sentences,
+            "shortened": self.shortened,
+            "values": _base64(self.values),
+            "scales": _rounded(self.scales),
+            "full": _rounded(self.full),
+            "high": _base64(self.high.astype("<u2")),
+            "highCount": int(self.high.shape[-1]),
+        }
+
+
+def browse(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    *,
+    percent: float = 1.0,
+    max_length: int | None = None,
+    language: str = "en",
+    boundaries: Sequence[str] | None = None,
+    projections: Sequence[str] | str | None = None,
+    num_heads: int | None = None,
+    seed: int = 0,
+    budget: int = BUDGET,
+) -> list[BrowserText]:
+    """Run texts through the model and keep what the browser shows.
+
+    Args:
+        texts: each is cut to as many tokens as the budget allows.
+        layers, heads: as of the probe.
+        percent: which pairs are high.
+        max_length: the longest text in tokens, special ones included.
+        language, boundaries: for sentences or segments.
+        projections, num_heads, seed: as of the probe.
+        budget: bytes, of all texts.
+
+    Returns:
+        One entry a text of two tokens or more; none where the model has so many heads that nothing fits.
+
+    Raises:
+        AttnExtError: for the reasons of the probe and its ``feed``.
+    """
+    (percent,) = percents_of([percent])
+    texts = list(texts)
+    named = {"projections": projections, "num_heads": num_heads}
+    probe = ContextSimilarityProbe(model, tokenizer, layers, heads, keep=("matrices",), seed=seed, **named)
+    maps = len(probe.layers) * len(probe.heads)
+    while texts:
+        limit = int((2 * budget * 3 / 4 / (len(texts) * maps)) ** 0.5)
+        if limit >= _LEAST_TOKENS:
+            break
+        texts.pop()
+    found = []
+    for text in texts:
+        options = {"language": language, "boundaries": boundaries}
+        one = _browsed(probe, text, percent, seed, min(limit, max_length or limit), options)
+        found += [one] if one is not None else []
+    return found
+
+
+def _browsed(
+    probe: ContextSimilarityProbe, text: str, percent: float, seed: int, limit: int, options: dict[str, Any]
+) -> BrowserText | None:
+    """``probe`` says what is looked at; it is not entered."""
+    model, tokenizer = probe.model, probe.tokenizer
+    length = min(each for each in (limit, _MOST_TOKENS, max_tokens(model)) if each is not None)
+    options = {"truncation": True, "max_length": length, **options}
+    known = next(annotated_batches([model], tokenizer, [text], 1, layers=probe.layers, **options))
+    places = known.places(0, special_ids(tokenizer))
+    if len(places) < 2:
+        return None
+    pairs = pairs_of(len(places))
+    counts = high_counts(len(pairs[0]), (percent,))
+    key = text_key(known.input_ids[0].numpy()[places], seed)
+    outputs: dict[int, Tensor] = {}
+
+    def keep(call: HeadOutputs) -> None:
+        call.check_single(probe)
+        outputs[call.layer.index] = call.output[0, probe.heads][:, places].cpu()
+
+    with evaluating(model), capture(model, keep, layers=probe.layers):
+        read(model, known.input_ids, known.attention_mask, probe.layers)
+    values, scales, full, high = [], [], [], []
+    for layer in probe.layers:
+        of_pairs, norms = pair_values(outputs[layer.index], pairs)
+        chosen = select_high(of_pairs, counts, norms, pairs, key)
+        magnitude = np.abs(of_pairs)
+        scale = np.maximum(magnitude.max(1), np.finfo(magnitude.dtype).tiny)
+        high.append(np.sort(chosen, axis=1))
+        roots = np.sign(of_pairs) * np.sqrt(magnitude / scale[:, None])  # finer where most values are
+        values.append(np.rint(128 + 127 * roots).astype(np.uint8))
+        scales.append(scale)
+        full.append(np.quantile(magnitude, 0.99, axis=1))
+    ids = known.input_ids[0].tolist()
+    whole_text = len(tokenizer(text, verbose=False)["input_ids"]) <= length
+    return BrowserText(
+        [_shown(tokenizer, ids[place]) for place in places],
+        known.sentences[0, places].tolist(),
+        not whole_text,
+        np.stack(values),
+        np.stack(scales),
+        np.stack(full),
+        np.stack(high),
+    )
+
+
+def _shown(tokenizer: Any, token: int) -> str:
+    text = tokenizer.decode([token])
+    return text.strip() or repr(text)[1:-1] or str(tokenizer.convert_ids_to_tokens(token))
+
+
+def choose_texts(
+    texts: Sequence[str], count: int, language: str = "en", boundaries: Sequence[str] | None = None
+) -> list[str]:
+    """``count`` texts spread evenly over ``texts``, of two sentences or more where one is near.
+
+    Example:
+        >>> choose_texts(["One.", "Two. Three.", "Four."], 1)
+        ['Two. Three.']
+    """
+
+    def sentences(text: str) -> int:
+        return len(segment_starts(text, boundaries) if boundaries else sentence_starts(text, language))
+
+    chosen: dict[str, None] = {}
+    for number in range(min(count, len(texts))):
+        start = number * len(texts) // count
+        near = [text for text in texts[start : start + 50] if text not in chosen] or list(texts[start : start + 1])
+        chosen[next((text for text in near if sentences(text) > 1), near[0])] = None
+    return list(chosen)
+
+
+def _rounded(values: np.ndarray) -> list[list[float]]:
+    return [[float(f"{value:.4g}") for value in row] for row in values]
+
+
+def _base64(values: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")

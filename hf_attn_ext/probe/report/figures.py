@@ -1,0 +1,311 @@
+"""Figures of a probe's statistics, the same bits every time: maps over layers and heads, curves, distances."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_attn_ext._util.files import written_beside
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.probe.results import DESCRIPTIONS, ProbeStatistics, Statistic
+
+_DOT, _COUNT, _MATCHED = "#0b6e4f", "#777777", "#d1853b"
+_CONTROL = {"dot": _DOT, "cosine": "#30459c", "attention": "#8e44ad"}
+# From so many heads on, marks are drawn as pixels: as paths they would take megabytes.
+_MANY = 400
+OPTIONS = {"svg.hashsalt": "hf-attn-ext", "svg.fonttype": "none", "font.size": 9, "font.family": "DejaVu Sans"}
+_TITLES = {
+    "within_sentence": "pairs inside one sentence",
+    "repeated_tokens": "pairs of repeated tokens",
+    "signal": "signal: one sentence or one token",
+    "noise": "noise: neither",
+    "distance": "distance in tokens",
+    "distance_overlap": "overlap with the distances of all pairs",
+    "top_token": "share of the most common token",
+    "unique_tokens": "distinct most common tokens",
+    "separator_focus": "attention on separators",
+    "special_focus": "attention on special tokens",
+    "region": "high pairs in regions of high attention",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A figure: its name, kind (``"map"``, ``"curve"`` or ``"other"``), caption, and a matplotlib figure."""
+
+    name: str
+    kind: str
+    caption: str
+    figure: Any
+
+    @functools.cached_property
+    def svg(self) -> bytes:
+        buffer = io.BytesIO()
+        self.save(buffer, "svg")
+        return buffer.getvalue()
+
+    def save(self, file: Any, format: str) -> None:
+        """Write to an open file or a path, without a date."""
+        import matplotlib
+
+        with matplotlib.rc_context(OPTIONS):
+            metadata = {"Date": None} if format == "svg" else {"Software": None}
+            self.figure.savefig(file, format=format, dpi=130, metadata=metadata)
+            self.figure.set_layout_engine("none")  # laid out once: that takes longest
+
+
+def draw(statistics: ProbeStatistics) -> list[Drawing]:
+    """All figures of the first percentage, of the statistics that have numbers.
+
+    Example:
+        >>> [drawing.name for drawing in draw(statistics)][:2]  # doctest: +SKIP
+        ['map-within_sentence', 'map-repeated_tokens']
+    """
+    import matplotlib
+
+    with matplotlib.rc_context(OPTIONS):
+        return list(_all(statistics))
+
+
+def save_figures(drawings: list[Drawing], folder: Path) -> list[Path]:
+    """Write each figure as PNG and SVG, beside and then renamed.
+
+    Raises:
+        AttnExtError: the system refuses.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AttnExtError(f"cannot write {str(folder)!r}: {error.strerror or error}") from error
+    files = []
+    for drawing in drawings:
+        with written_beside(folder / f"{drawing.name}.png") as beside:
+            drawing.save(beside, "png")
+        with written_beside(folder / f"{drawing.name}.svg") as beside:
+            beside.write_bytes(drawing.svg)
+        files += [folder / f"{drawing.name}.png", folder / f"{drawing.name}.svg"]
+    return files
+
+
+def _all(statistics: ProbeStatistics) -> Iterator[Drawing]:
+    percent = statistics.settings["percents"][0]
+    main = {}
+    for name in DESCRIPTIONS:
+        for each in statistics.statistics:
+            if each.name == name and each.measure == "dot" and each.percent in (None, percent):
+                if np.isfinite(each.values).any():
+                    main[name] = each
+    for name, one in main.items():
+        if one.heads is not None:
+            yield Drawing(f"map-{name}", "map", _TITLES[name], _map(one))
+    for name, one in main.items():
+        others = [
+            each
+            for each in statistics.statistics
+            if each.name == name and each.measure == "dot" and each.percent not in (None, percent)
+        ]
+        yield Drawing(f"curve-{name}", "curve", _TITLES[name], _curve(one, others))
+    for name in ("within_sentence", "repeated_tokens"):
+        controls = [e for e in statistics.statistics if e.name == name and e.percent == percent]
+        if len(controls) > 1:
+            caption = f"{_TITLES[name]}: dot products and the controls"
+            yield Drawing(f"controls-{name}", "curve", caption, _controls(controls))
+    yield Drawing("distances", "other", "high pairs by distance, against all pairs", _distances(statistics))
+
+
+def _map(one: Statistic) -> Any:
+    """Layer x head: the value less its chance level, and marks where the interval excludes it."""
+    from matplotlib.colors import Normalize, TwoSlopeNorm
+
+    unit = 1.0 if one.name == "distance" else 100.0
+    against = np.isfinite(one.chance).any()
+    shown = unit * (one.values - one.chance if against else one.values)
+    if against:
+        reach = float(np.nanmax(np.abs(shown))) or 1.0
+        norm, colours = TwoSlopeNorm(0.0, -reach, reach), "RdBu_r"
+    else:
+        norm, colours = Normalize(0.0, float(np.nanmax(shown)) or 1.0), "Greens"
+    what = "tokens" if one.name == "distance" else "points" if against else "%"
+    label = f"{what} above chance" if against else what
+    figure, axis = map_figure(shown, one.layers, one.heads, norm, colours, label)
+    for kind, (marker, filled) in {"beyond": ("o", True), "count": ("o", False), "below": ("_", True)}.items():
+        y, x = np.nonzero(_marked(one, kind))
+        face = "black" if filled else "none"
+        size = max(3.0, min(22.0, 2600 / shown.size))
+        inks = {"facecolor": face, "edgecolor": "black"} if marker == "o" else {"color": "black"}
+        axis.scatter(x, y, s=size, marker=marker, linewidth=0.8, rasterized=one.values.size > _MANY, **inks)
+    axis.set_title(_map_title(one, unit), fontsize=9)
+    return figure
+
+
+def map_figure(
+    values: np.ndarray, layers: list[int], heads: list[int], norm: Any, colours: str, label: str
+) -> tuple[Any, Any]:
+    """A map of values (L, H) over layers and heads with its bar of colours: the figure, and its axis for marks."""
+    from matplotlib.ticker import MaxNLocator
+
+    wide, high = min(7.5, 2.0 + 0.24 * len(heads)), min(9.0, 1.5 + 0.24 * len(layers))
+    figure, axis = _figure(max(wide, 4.2), max(high, 2.7))
+    image = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    bar = figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02)
+    bar.set_label(label)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(5))
+    axis.set_xlabel("head")
+    axis.set_ylabel("layer")
+    for set_ticks, numbers in ((axis.set_xticks, heads), (axis.set_yticks, layers)):
+        step = max(1, len(numbers) // 12)
+        set_ticks(range(0, len(numbers), step), [str(number) for number in numbers[::step]])
+    return figure, axis
+
+
+def _map_title(one: Statistic, unit: float) -> str:
+    title = _TITLES[one.name] if one.percent is None else f"{_TITLES[one.name]}, top {one.percent:g}%"
+    if not np.isfinite(one.chance).any():
+        return title
+    low, high = unit * np.nanmin(one.chance), unit * np.nanmax(one.chance)
+    sign = "" if one.name == "distance" else "%"
+    level = f"{low:.3g}{sign}" if high - low < 0.005 * max(abs(high), 1e-9) else f"{low:.3g} to {high:.3g}{sign}"
+    return f"{title}\nby chance {level}"
+
+
+def _marked(one: Statistic, kind: str) -> np.ndarray:
+    """Where the interval excludes chance: above both levels, above that by count alone, below that by count."""
+    above, below = one.excess_interval[..., 0] > 0, one.excess_interval[..., 1] < 0
+    if kind == "below":
+        return below
+    known = np.isfinite(one.excess_matched_interval[..., 0])
+    beyond = above & (~known | (one.excess_matched_interval[..., 0] > 0))
+    return beyond if kind == "beyond" else above & ~beyond
+
+
+def _curve(one: Statistic, others: list[Statistic]) -> Any:
+    """Means over heads with their interval; the bands hold what does not differ from chance."""
+    figure, axis = _figure(4.6, 3.5)
+    unit = 1.0 if one.name == "distance" else 100.0
+    places = np.arange(len(one.layers))
+    for level, excess, colour, label in (
+        (one.chance, one.excess_interval, _COUNT, "by chance"),
+        (one.chance_matched, one.excess_matched_interval, _MATCHED, "at the same distances"),
+    ):
+        if np.isfinite(level).any():
+            # value - chance has this interval: the value lies outside the band just where that excludes zero
+            half = _mean(excess[..., 1] - excess[..., 0]) / 2
+            centre = _mean(level)
+            axis.fill_between(
+                places, unit * (centre - half), unit * (centre + half), color=colour, alpha=0.2, linewidth=0
+            )
+            axis.plot(places, unit * centre, color=colour, linestyle="--", linewidth=1.2, label=label)
+    if one.values.ndim == 2:
+        jitter = np.linspace(-0.18, 0.18, one.values.shape[1])
+        x = places[:, None] + jitter
+        options = {"color": _DOT, "alpha": 0.4, "linewidth": 0, "rasterized": one.values.size > _MANY}
+        axis.scatter(x, unit * one.values, s=8, label="heads", **options)
+    for fade, other in enumerate(others, 1):
+        label = f"top {other.percent:g}%"
+        axis.plot(
+            places, unit * _mean(other.values), color=_DOT, linewidth=1.0, alpha=0.75 / fade, linestyle=":", label=label
+        )
+    half = _mean(one.interval[..., 1] - one.interval[..., 0]) / 2
+    label = "measured" if one.percent is None else f"top {one.percent:g}%"
+    axis.errorbar(
+        places,
+        unit * _mean(one.values),
+        unit * half,
+        color=_DOT,
+        marker="o",
+        markersize=4,
+        linewidth=1.6,
+        capsize=2.5,
+        label=label,
+    )
+    axis.set_title(_TITLES[one.name], fontsize=9)
+    _finish(axis, one.layers, "tokens" if one.name == "distance" else "%", label)
+    return figure
+
+
+def _controls(measures: list[Statistic]) -> Any:
+    figure, axis = _figure(4.6, 3.5)
+    places = np.arange(len(measures[0].layers))
+    for one in measures:
+        colour = _CONTROL[one.measure]
+        half = _mean(one.interval[..., 1] - one.interval[..., 0]) / 2
+        label = {"dot": "dot products", "cosine": "cosine", "attention": "A Aᵀ"}[one.measure]
+        axis.errorbar(
+            places,
+            100 * _mean(one.values),
+            100 * half,
+            color=colour,
+            marker="o",
+            markersize=4,
+            capsize=2.5,
+            label=label,
+        )
+        axis.plot(places, 100 * _mean(one.chance_matched), color=colour, linestyle="--", linewidth=1)
+    axis.plot(places, 100 * _mean(measures[0].chance), color=_COUNT, linestyle=":", label="by chance")
+    axis.plot([], [], color="black", linestyle="--", linewidth=1, label="at the same distances")
+    axis.set_title(f"{_TITLES[measures[0].name]}, and controls (on the sample)", fontsize=9)
+    _finish(axis, measures[0].layers, "%", "dot products")
+    return figure
+
+
+def _distances(statistics: ProbeStatistics) -> Any:
+    """Layer x distance, the mean over heads: how many times as many high pairs as pairs at all, in powers of two."""
+    from matplotlib.colors import TwoSlopeNorm
+
+    bins = statistics.distances["bins"]
+    chance = np.array(statistics.distances["chance"])[0]
+    shares = np.array(statistics.distances["values"])[0].mean(1)
+    used = np.flatnonzero(np.nan_to_num(chance) > 0)
+    layers = statistics.settings["layers"]
+    figure, axis = _figure(max(4.6, 1.8 + 0.34 * len(used)), max(2.7, min(9.0, 1.5 + 0.24 * len(layers))))
+    with np.errstate(divide="ignore"):
+        times = np.log2(shares[:, used] / chance[used])
+    times = np.clip(times, -5, 5)
+    image = axis.imshow(times, cmap="RdBu_r", norm=TwoSlopeNorm(0.0, -5, 5), aspect="auto", interpolation="nearest")
+    bar = figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02, ticks=[-4, -2, 0, 2, 4])
+    bar.ax.set_yticklabels(["1/16", "1/4", "1", "4", "16"])
+    bar.set_label("times as many as all pairs")
+    ends = [*bins[1:], None]
+    names = [
+        f"{bins[at]}" if ends[at] == bins[at] + 1 else f"{bins[at]}-{ends[at] - 1 if ends[at] else ''}" for at in used
+    ]
+    axis.set_xticks(range(len(used)), names, rotation=60, ha="right", rotation_mode="anchor")
+    step = max(1, len(layers) // 12)
+    axis.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
+    axis.set_xlabel("distance in tokens")
+    axis.set_ylabel("layer, mean of its heads")
+    percent = statistics.settings["percents"][0]
+    axis.set_title(f"the top {percent:g}% of pairs by distance", fontsize=9)
+    return figure
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    return values.mean(1) if values.ndim == 2 else values
+
+
+def _figure(wide: float, high: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(wide, high), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _finish(axis: Any, layers: list[int], label: str, first: str) -> None:
+    step = max(1, len(layers) // 12)
+    axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
+    axis.set_xlabel("layer")
+    axis.set_ylabel(label)
+    axis.grid(True, color="#e6e6e6", linewidth=0.6)
+    axis.set_axisbelow(True)
+    bottom, _ = axis.get_ylim()
+    axis.set_ylim(bottom=max(0.0, bottom))
+    handles, labels = axis.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda at: labels[at] != first)
+    legend = {"loc": "outside lower center", "ncols": 3, "fontsize": 8, "frameon": False, "columnspacing": 1.2}
+    axis.figure.legend([handles[at] for at in order], [labels[at] for at in order], **legend)

@@ -1,0 +1,170 @@
+"""One self-contained HTML file: findings, maps, curves, a head browser, and where it all comes from."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_attn_ext._util.files import as_path, write_text
+from hf_attn_ext.probe.results import DESCRIPTIONS, MEASURES, ProbeStatistics
+
+from .browser import BrowserText
+from .figures import Drawing, draw
+from .findings import VERDICTS, findings, gaps
+
+TEMPLATE = "report.html.j2"
+LIMIT = 5 * 2**20
+# More heads than these have no numbers of their own in the browser: they would take megabytes.
+_MOST_HEADS = 1024
+_COUNTS = {
+    "texts": "texts",
+    "skipped": "texts of one token, left out",
+    "tokens": "tokens that count",
+    "special": "special tokens, excluded",
+    "padding": "padding, excluded",
+    "pairs": "pairs",
+    "sentences": "sentences",
+    "words": "words",
+    "sampled": "texts in the sample of controls and attention maps",
+}
+
+
+def write_report(
+    statistics: ProbeStatistics,
+    path: str | os.PathLike,
+    *,
+    browser: Sequence[BrowserText] = (),
+    provenance: Mapping[str, Any] | None = None,
+    title: str | None = None,
+    drawings: Sequence[Drawing] | None = None,
+) -> Path:
+    """Write the report, beside and then renamed.
+
+    Args:
+        statistics: of a probe, or read by :meth:`ProbeStatistics.from_json`.
+        path: the HTML file.
+        browser: texts of the head browser, from :func:`.browser.browse`.
+        provenance: rows of the last table: model, texts, command and so on.
+        title: of the page.
+        drawings: the figures, if they are drawn already.
+
+    Returns:
+        The path.
+
+    Raises:
+        AttnExtError: the system refuses to write.
+
+    Example:
+        >>> write_report(probe.statistics(), "report.html")  # doctest: +SKIP
+        PosixPath('report.html')
+    """
+    path = as_path(path)
+    drawings = draw(statistics) if drawings is None else drawings
+    text = _render(statistics, browser, provenance or {}, title, drawings, None)
+    if len(text.encode()) > LIMIT and browser:
+        note = "The head browser was left out: with it this file would exceed 5 MiB."
+        text = _render(statistics, (), provenance or {}, title, drawings, note)
+    write_text(path, text)
+    return path
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    from importlib.metadata import version
+
+    names = ("hf-attn-ext", "torch", "transformers", "tokenizers", "sentencex", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def _render(
+    statistics: ProbeStatistics,
+    browser: Sequence[BrowserText],
+    provenance: Mapping[str, Any],
+    title: str | None,
+    drawings: Sequence[Drawing],
+    note: str | None,
+) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("hf_attn_ext.probe.report", "templates"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    settings = statistics.settings
+    figures = [
+        {"kind": each.kind, "caption": each.caption, "data": base64.b64encode(each.svg).decode("ascii")}
+        for each in drawings
+    ]
+    return environment.get_template(TEMPLATE).render(
+        title=title or "Context similarity of attention heads",
+        percent=f"{settings['percents'][0]:g}",
+        percents=", ".join(f"{percent:g}%" for percent in settings["percents"]),
+        resampled=settings.get("resampled") or "texts",
+        layers=len(settings["layers"]),
+        heads=len(settings["heads"]),
+        findings=findings(statistics),
+        verdicts=VERDICTS,
+        notes=[*gaps(statistics), *([note] if note else [])],
+        figures=figures,
+        counts=[(label, f"{statistics.counts[name]:,}") for name, label in _COUNTS.items()],
+        descriptions=DESCRIPTIONS,
+        measures=MEASURES,
+        provenance=[(name, str(value)) for name, value in provenance.items()],
+        settings=[(name, _shown(value)) for name, value in settings.items()],
+        browser=_script(_browser_data(statistics, browser)) if browser else None,
+    )
+
+
+def _browser_data(statistics: ProbeStatistics, browser: Sequence[BrowserText]) -> dict[str, Any]:
+    layers, heads = statistics.settings["layers"], statistics.settings["heads"]
+    percent = statistics.settings["percents"][0]
+    numbers = []
+    if len(layers) * len(heads) <= _MOST_HEADS:
+        for one in statistics.statistics:
+            if one.measure == "dot" and one.percent in (None, percent) and one.heads is not None:
+                fields = (one.values, one.interval[..., 0], one.interval[..., 1], one.chance, one.chance_matched)
+                numbers.append(
+                    {
+                        "label": one.name.replace("_", " "),
+                        "share": one.name != "distance",
+                        "values": [_rounded(field) for field in fields],
+                    }
+                )
+    return {
+        "layers": list(layers),
+        "heads": list(heads),
+        "percent": percent,
+        "numbers": numbers,
+        "texts": [text.to_dict() for text in browser],
+    }
+
+
+def _rounded(values: np.ndarray) -> list[list[float | None]]:
+    return [[float(f"{v:.4g}") if np.isfinite(v) else None for v in row] for row in values]
+
+
+def _script(data: dict[str, Any]) -> Any:
+    """JSON for a script element: texts may hold what would end it."""
+    from markupsafe import Markup
+
+    return Markup(json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c"))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        whole = [v for v in value if isinstance(v, int)]
+        if len(whole) == len(value) > 2 and whole == list(range(whole[0], whole[-1] + 1)):
+            return f"{whole[0]} to {whole[-1]}"
+        return ", ".join(f'"{each}"' if isinstance(each, str) else _shown(each) for each in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

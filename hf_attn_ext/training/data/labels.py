@@ -1,0 +1,168 @@
+"""What the labels of a task are: classes with names, numbers, or none; and how they meet a teacher's own labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import numpy as np
+
+from hf_attn_ext.errors import AttnExtError, suggest
+
+LANGUAGE = "language_modeling"
+
+
+@dataclasses.dataclass
+class Labels:
+    """``task`` is ``"classification"``, ``"regression"`` or ``"language_modeling"``; ``names`` the class names in order
+    (empty for the other tasks)."""
+
+    task: Literal["classification", "regression", "language_modeling"]
+    names: list[str]
+    generic: bool = False  # the names are only the numbers found in the data: nobody named the classes
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.names) if self.task == "classification" else 1
+
+
+def read_labels(
+    columns: dict[str, list[Any]],
+    task: str,
+    feature_names: list[str] | None,
+    config_names: list[str] | None,
+    where: str = "data",
+) -> tuple[Labels, dict[str, np.ndarray]]:
+    """Check the label columns of all splits and turn them into arrays.
+
+    Args:
+        columns: label values by split; ``"train"`` decides what the labels are.
+        task: ``auto``, ``classification`` or ``regression``.
+        feature_names: class names that the data set itself declares, where it does.
+        config_names: class names of the configuration (``data.labels``).
+        where: the section's name, for error messages.
+
+    Returns:
+        The labels, and for each split an int64 (classes) or float32 (numbers) array.
+
+    Raises:
+        AttnExtError: a label that is empty, hidden (-1), of another kind than the others, or not among the names.
+    """
+    for split, values in columns.items():
+        for row, value in enumerate(values):
+            if value is None or (isinstance(value, float) and math.isnan(value)):
+                raise AttnExtError(f"field '{where}.{split}': the label is empty in example {row + 1}")
+    if task == "auto":
+        numbers = [v for v in columns["train"] if isinstance(v, float)]
+        task = "regression" if numbers and len(numbers) == len(columns["train"]) else "classification"
+    if task == "regression":
+        if config_names is not None:
+            raise AttnExtError(f"field '{where}.labels' names classes, but the labels are numbers (task regression)")
+        return Labels("regression", []), {s: _numbers(v, f"{where}.{s}") for s, v in columns.items()}
+    return _classes(columns, feature_names, config_names, where)
+
+
+def _numbers(values: list[Any], where: str) -> np.ndarray:
+    for row, value in enumerate(values):
+        if isinstance(value, (str, bool)) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise AttnExtError(f"field '{where}': regression needs numbers, label {value!r} in example {row + 1}")
+    return np.asarray(values, dtype=np.float32)
+
+
+def _classes(
+    columns: dict[str, list[Any]], feature_names: list[str] | None, config_names: list[str] | None, where: str
+) -> tuple[Labels, dict[str, np.ndarray]]:
+    for split, values in columns.items():
+        for row, value in enumerate(values):
+            if isinstance(value, float) and not value.is_integer():
+                raise AttnExtError(
+                    f"field '{where}.{split}': label {value!r} in example {row + 1} is no class "
+                    f"(for numbers set {where}.task: regression)"
+                )
+            if not isinstance(value, (str, int, float)):
+                raise AttnExtError(f"field '{where}.{split}': label {value!r} in example {row + 1} is no class")
+    kinds = {split: {isinstance(value, str) for value in values} for split, values in columns.items()}
+    textual = kinds["train"] == {True}
+    for split, kind in kinds.items():
+        if kind != {textual}:
+            raise AttnExtError(
+                f"field '{where}.{split}': labels are of mixed kinds, text and numbers; train has "
+                f"{columns['train'][0]!r}, {split} has {_odd_one(columns[split], textual)!r}"
+            )
+
+    if textual:
+        names = list(config_names or feature_names or sorted(set(columns["train"])))
+        index = {name: i for i, name in enumerate(names)}
+        generic = False
+    else:
+        found = sorted({int(value) for value in columns["train"]})
+        generic = not (config_names or feature_names)
+        names = list(config_names or feature_names or [str(value) for value in range(found[-1] + 1)])
+        if found[0] < 0:
+            raise AttnExtError(
+                f"field '{where}.train': label {found[0]} (hidden labels are written -1: use a labelled split)"
+            )
+        if generic and len(found) < len(names):
+            missing = next(value for value in range(len(names)) if value not in found)
+            raise AttnExtError(
+                f"field '{where}.train': classes must be numbered from 0 without gaps, but {missing} never occurs; "
+                f"found {', '.join(map(str, found[:10]))} (or name them all in {where}.labels)"
+            )
+        index = {i: i for i in range(len(names))}
+    if len(set(names)) < len(names):
+        raise AttnExtError(f"field '{where}.labels' names a class twice: {', '.join(names)}")
+
+    arrays = {}
+    for split, values in columns.items():
+        out = np.empty(len(values), dtype=np.int64)
+        for row, value in enumerate(values):
+            key = value if textual else int(value)
+            if key not in index:
+                hidden = " (hidden labels are written -1: use a labelled split)" if key == -1 else ""
+                options = ", ".join(repr(name) for name in names[:10])
+                near = suggest(key, names) if textual else ""
+                raise AttnExtError(
+                    f"field '{where}.{split}': label {key!r} in example {row + 1} is not among {options}{hidden}.{near}"
+                )
+            out[row] = index[key]
+        arrays[split] = out
+    if len(names) < 2:
+        raise AttnExtError(
+            f"field '{where}.train': all labels are {names[0]!r}: a classification task needs two classes"
+        )
+    return Labels("classification", names, generic), arrays
+
+
+def _odd_one(values: list[Any], textual: bool) -> Any:
+    return next((value for value in values if isinstance(value, str) != textual), values[0])
+
+
+def match_teacher(labels: Labels, id2label: dict[int, str], where: str = "data") -> list[int]:
+    """Return, for each class of the data, the teacher's output that stands for it.
+
+    A teacher whose classes have only default names (``LABEL_0``) or data whose classes are only numbers are matched
+    by number; otherwise by name, in any order and letter case.
+
+    Raises:
+        AttnExtError: the teacher has another number of outputs, or a class by another name.
+    """
+    if len(id2label) != labels.num_outputs:
+        theirs = ", ".join(repr(id2label[i]) for i in sorted(id2label))
+        ours = ", ".join(repr(n) for n in labels.names) if labels.names else "one number (regression)"
+        raise AttnExtError(
+            f"field '{where}.labels': the labels don't match the teacher's: {labels.num_outputs} in the data ({ours}), "
+            f"{len(id2label)} in the model ({theirs})"
+        )
+    if labels.task == "regression" or labels.generic or all(n == f"LABEL_{i}" for i, n in id2label.items()):
+        return list(range(labels.num_outputs))
+    theirs = {str(name).casefold(): i for i, name in id2label.items()}
+    order = []
+    for name in labels.names:
+        if name.casefold() not in theirs:
+            raise AttnExtError(
+                f"field '{where}.labels': the labels don't match the teacher's: {name!r} is not among "
+                f"{', '.join(repr(id2label[i]) for i in sorted(id2label))}.{suggest(name, id2label.values())}"
+            )
+        order.append(theirs[name.casefold()])
+    return order

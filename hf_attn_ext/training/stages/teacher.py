@@ -1,0 +1,190 @@
+"""Open the teacher: a stock classifier or language model, its tokenizer, and how its classes meet the data's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.base_models.families import attention_modules, stock_type
+from hf_attn_ext.training.config import ModelConfig
+from hf_attn_ext.training.data.encoding import EncodedSplit
+from hf_attn_ext.training.data.labels import LANGUAGE, match_teacher
+from hf_attn_ext.training.data.loading import TaskData
+
+T = TypeVar("T")
+
+
+def _opened(action: Callable[[], T], what: str) -> T:
+    """Run ``action``; what the host raises for a wrong name or a broken file becomes one line."""
+    try:
+        return action()
+    except AttnExtError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise AttnExtError(f"{what} cannot be opened: {first}") from error
+
+
+def auto_class(task: str) -> Any:
+    """Return the host's class that opens a model for the task."""
+    return AutoModelForCausalLM if task == LANGUAGE else AutoModelForSequenceClassification
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """Return the tokenizer that ``model.tokenizer``, or else ``model.name``, holds."""
+    name = config.tokenizer or config.name
+    if _looks_local(name) and not Path(name).is_dir():
+        raise AttnExtError(
+            f"field 'model.{'tokenizer' if config.tokenizer else 'name'}': folder {name!r} does not exist"
+        )
+    tokenizer = _opened(lambda: AutoTokenizer.from_pretrained(name, revision=config.revision), f"tokenizer of {name!r}")
+    # Where the files are missing, the host makes a tokenizer that knows no word, and every text becomes unknowns.
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        raise AttnExtError(f"{name!r} has no tokenizer (no vocabulary); save one there, or set model.tokenizer")
+    return tokenizer
+
+
+@dataclasses.dataclass
+class Teacher:
+    """How to open the teacher.
+
+    Attributes:
+        host_config: the transformers configuration, with the task's labels in it.
+        head_trained: the checkpoint has a classifier or a language-model head already; else the head is new.
+        task: what the model is opened for.
+    """
+
+    config: ModelConfig
+    host_config: Any
+    head_trained: bool
+    task: str
+
+    def load(self, folder: Path | None = None) -> torch.nn.Module:
+        """Return the model in float32, from ``folder`` (fine-tuned here) or from where the configuration says.
+
+        A new head is drawn from torch's global generator: seed it before.
+        """
+        name = str(folder) if folder else self.config.name
+        revision = None if folder else self.config.revision
+        verbosity = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()  # "some weights are newly initialized": that is why we train
+        try:
+            model = _opened(
+                lambda: auto_class(self.task).from_pretrained(
+                    name, config=self.host_config, revision=revision, dtype=torch.float32
+                ),
+                f"model {name!r}",
+            )
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+        if self.task == LANGUAGE:
+            check_causal(model, name)
+        return model
+
+
+def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teacher:
+    """Read the teacher's configuration and bring labels together.
+
+    A teacher with a trained classifier keeps its classes; the data's label arrays are renumbered to them. Otherwise
+    the teacher gets a new head with the data's classes.
+
+    Args:
+        config: the ``model`` section.
+        data: the task; its label arrays may be renumbered in place.
+        max_length: the longest sequence it will be given.
+
+    Raises:
+        AttnExtError: no such model, a converted one, too few positions for ``max_length``, labels that don't match.
+    """
+    name = config.name
+    if _looks_local(name) and not Path(name).is_dir():
+        raise AttnExtError(f"field 'model.name': folder {name!r} does not exist")
+    host = _opened(lambda: AutoConfig.from_pretrained(name, revision=config.revision), f"model {name!r}")
+    if getattr(host, "attn_ext", None) is not None:
+        raise AttnExtError(f"field 'model.name': {name!r} is converted already; the teacher must be a stock model")
+    _check_length(host, name, max_length)
+    if config.dropout is not None:
+        for field, value in host.to_dict().items():
+            if "dropout" in field and isinstance(value, float):
+                setattr(host, field, config.dropout)
+    labels = data.labels
+    architectures = host.architectures or []
+    if labels.task == LANGUAGE:
+        tied = bool(architectures) and bool(getattr(host, "tie_word_embeddings", False))
+        return Teacher(config, host, tied or any(is_language_model(entry) for entry in architectures), LANGUAGE)
+    head_trained = any("ForSequenceClassification" in entry for entry in architectures)
+    if head_trained:
+        order = match_teacher(labels, {int(i): str(label) for i, label in host.id2label.items()})
+        if order != list(range(len(order))):
+            for split in {id(s): s for s in (data.train, data.validation, data.test)}.values():
+                split.labels = torch.tensor(order)[torch.from_numpy(split.labels)].numpy()
+    else:
+        host.num_labels = labels.num_outputs
+        host.problem_type = "regression" if labels.task == "regression" else "single_label_classification"
+        names = labels.names if labels.task == "classification" and not labels.generic else []
+        if names:
+            host.id2label = dict(enumerate(names))
+            host.label2id = {label: i for i, label in enumerate(names)}
+    return Teacher(config, host, head_trained, labels.task)
+
+
+def is_language_model(class_name: str) -> bool:
+    """Whether a class of the host's (or of ours) is a causal language model, from its name."""
+    return class_name.endswith(("LMHeadModel", "ForCausalLM"))
+
+
+def check_causal(model: torch.nn.Module, name: str) -> None:
+    """Raise AttnExtError for a model whose tokens see those behind them: its "perplexity" would mean nothing."""
+    modules = [module for _, module in attention_modules(model)]
+    if modules and not any(getattr(m, "is_causal", False) or getattr(m, "is_decoder", False) for m in modules):
+        raise AttnExtError(
+            f"model {name!r} ({model.config.model_type}) is not causal: its tokens see those they should predict. "
+            "task: language_modeling needs a decoder, such as gpt2"
+        )
+
+
+def check_fits(host: Any, name: str, encoded: EncodedSplit) -> None:
+    """Raise AttnExtError for texts that the model has no embeddings for: a token id or a position out of range.
+
+    Args:
+        host: the model's transformers configuration.
+        name: what the message calls the model.
+        encoded: the tokenised texts.
+    """
+    largest, longest = int(encoded.ids.max()), int(encoded.lengths.max())
+    vocabulary, positions = getattr(host, "vocab_size", None), _positions(host)
+    if vocabulary is not None and largest >= vocabulary:
+        raise AttnExtError(
+            f"this tokenizer is not that of model {name!r}: it gives the token id {largest}, and the model knows ids "
+            f"below {vocabulary}"
+        )
+    if positions is not None and longest > positions:
+        raise AttnExtError(
+            f"a text has {longest} tokens, but model {name!r} has only {positions} positions: lower the max length"
+        )
+
+
+def _positions(host: Any) -> int | None:
+    positions = getattr(host, "max_position_embeddings", None)
+    if positions is None or positions < 0:  # XLNet says -1
+        return None
+    if stock_type(host.model_type) in ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"):
+        positions -= (host.pad_token_id or 0) + 1  # these count positions from the padding index on
+    return positions
+
+
+def _check_length(host: Any, name: str, max_length: int) -> None:
+    positions = _positions(host)
+    if positions is not None and max_length > positions:
+        raise AttnExtError(f"max_length is {max_length}, but model {name!r} has only {positions} positions")
+
+
+def _looks_local(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1

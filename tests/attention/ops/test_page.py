@@ -1,0 +1,59 @@
+"""What docs/evidence/linear-attention-over-orders.md says is run."""
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_attn_ext.attention import make_feature_map
+from hf_attn_ext.hasse import masks
+from hf_attn_ext.hasse.cover import chain_cover
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "evidence"
+PAGE = (DOCS / "linear-attention-over-orders.md").read_text(encoding="utf-8")
+
+
+def test_the_pages_code_runs():
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    assert len(blocks) == 3
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+
+
+def test_the_pages_pictures_are_there_and_small():
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", PAGE)
+    assert len(pictures) == 3
+    for picture in pictures:
+        assert 0 < (DOCS / picture).stat().st_size < 150_000
+
+
+def test_the_pages_command_is_one(run):
+    command = re.search(r"^    hf-attn-ext (bench order) ((?:--\S+ \S+ ?)+)", PAGE, re.M)
+    shown = run(*command.group(1).split(), "--help").out
+    assert all(option in shown for option in re.findall(r"--\S+", command.group(2)))
+
+
+def test_the_pages_table_of_chains():
+    found = {
+        "causal": masks.causal(9),
+        "prefix_lm": masks.prefix_lm(9, 4),
+        "bidirectional": masks.bidirectional(9),
+        "block_two_stream": masks.block_two_stream(9, 4),
+        "block_diffusion": masks.block_diffusion(9, 4),
+        "butterfly": masks.butterfly(9),
+    }
+    chains = {name: len(chain_cover(spec).chains) for name, spec in found.items()}
+    rows = re.findall(r"^\| (`.*?) \| (\d)(?: a document)?", PAGE, re.M)
+    told = {name: int(count) for names, count in rows for name in re.findall(r"`(\w+)`", names)}
+    assert told.pop("document") == 1 and told == chains
+
+
+@pytest.mark.parametrize("name", ["linear", "partial_order", "order_plan", "order_product", "order_batched"])
+def test_docstrings(name):
+    module = importlib.import_module(f"hf_attn_ext.attention.ops.{name}")
+    names = {"torch": torch, "masks": masks, "make_feature_map": make_feature_map}
+    assert doctest.testmod(module, extraglobs=names).failed == 0
