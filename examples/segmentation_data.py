@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -34,7 +35,7 @@ class Document:
     @property
     def sentences(self) -> list[str]:
         edges = [*self.starts, len(self.text)]
-        return [self.text[first:end].strip() for first, end in zip(edges[:-1], edges[1:], strict=True)]
+        return [self.text[first:end].strip() for first, end in itertools.pairwise(edges)]
 
 
 def addresses(split: str) -> list[tuple[str, list[str]]]:
@@ -44,7 +45,7 @@ def addresses(split: str) -> list[tuple[str, list[str]]]:
         for row in map(json.loads, file):
             text = " ".join(row["text"].split())
             edges = [*sentence_starts(text), len(text)]
-            parts = [text[first:end].strip() for first, end in zip(edges[:-1], edges[1:], strict=True)]
+            parts = [text[first:end].strip() for first, end in itertools.pairwise(edges)]
             found.append((row["president"], parts))
     return found
 
@@ -84,7 +85,7 @@ def documents(name: str, sources: list[tuple[str, list[str]]], count: int, piece
                 continue
             longer = " ".join(([text] if text else []) + sentences[first : first + length])
             mark = len(text) + 1 if text else 0
-            if set([*marks, mark]) <= set(sentence_starts(longer)):
+            if {*marks, mark} <= set(sentence_starts(longer)):
                 text, marks, used, refused = longer, [*marks, mark], [*used, author], 0
             elif refused < REFUSED:
                 refused += 1

@@ -27,7 +27,8 @@ CONTESTANTS = {  # name: what it is, colour
 
 def summarised(scores: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """By contestant, each metric's mean over documents with a bootstrap interval of 95 %, and the mean difference of
-    Pk from the reference, the same draws for both."""
+    Pk from the reference, the same draws for both.
+    """
     count = len(next(iter(scores.values())))
     draws = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
     values = {name: {m: np.array([row[m] for row in rows]) for m in METRICS} for name, rows in scores.items()}

@@ -48,7 +48,7 @@ def open_model(config: MaskTraining) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-    import hf_attn_ext  # noqa: F401  (registers its model types)
+    import hf_attn_ext  # noqa: F401
 
     try:
         found = AutoConfig.from_pretrained(config.model)

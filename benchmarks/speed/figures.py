@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -51,7 +52,7 @@ def crossover(lengths: Sequence[int], ours: Values, theirs: Values) -> Crossover
     if not gaps:
         return Crossover("unknown", None)
     faster = [gap < 0 for _, gap in gaps]
-    changes = sum(a != b for a, b in zip(faster, faster[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(faster))
     if not faster[-1]:
         return Crossover("never", float(gaps[-1][0]), changes)
     if all(faster):

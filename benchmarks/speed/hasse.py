@@ -194,7 +194,7 @@ def _same(poset: Poset, graph: networkx.DiGraph) -> bool:
 def _joint(settings: HasseBench, name: str, family: Callable[[int], list], tokens: int) -> dict[str, Any]:
     """Time the derivation from a family given with dense masks, orders of the single tasks included, and its proof."""
     seconds, proofs = [], []
-    while len(seconds) < settings.repeats and sum(seconds) + sum(proofs) < settings.budget or not seconds:
+    while (len(seconds) < settings.repeats and sum(seconds) + sum(proofs) < settings.budget) or not seconds:
         tasks = family(tokens)  # anew: a task keeps its order once it is found
         start = time.perf_counter()
         joint = minimal_joint_task(tasks)

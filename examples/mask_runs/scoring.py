@@ -14,7 +14,7 @@ ROWS = 128  # rows of n passes, at most, that are computed at once
 
 @torch.no_grad()
 def masked_passes(model: nn.Module, ids: Tensor, mask_id: int) -> Tensor:
-    """n passes of a masked language model: in pass k the mask token stands in the place of token k.
+    """N passes of a masked language model: in pass k the mask token stands in the place of token k.
 
     Args:
         model: an encoder that was trained so.
@@ -44,7 +44,7 @@ def masked_passes(model: nn.Module, ids: Tensor, mask_id: int) -> Tensor:
 
 @torch.no_grad()
 def cloze_passes(model: nn.Module, ids: Tensor) -> Tensor:
-    """n passes of a butterfly model: pass k holds what the prediction of token k sees, and nothing else.
+    """N passes of a butterfly model: pass k holds what the prediction of token k sees, and nothing else.
 
     These are n positions: the tokens before k in the forward chain, those after it in the backward chain, and the
     prediction; what each sees is what the mask says. ``butterfly_score`` computes the same in one pass of 3n-2.

@@ -118,8 +118,7 @@ def open_model(folder: Path, tokenizer: Any) -> nn.Module:
 
     config = AutoConfig.from_pretrained(folder)
     for field, value in config.to_dict().items():
-        if "dropout" in field or field.endswith("_pdrop"):
-            if isinstance(value, float):
-                setattr(config, field, 0.0)
+        if ("dropout" in field or field.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, field, 0.0)
     model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
     return hax.add_mask_token(model, tokenizer)

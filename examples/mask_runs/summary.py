@@ -38,7 +38,7 @@ def shown(values: list[float], error: float | None = None, digits: int = 3) -> s
 
 
 def perplexity_shown(losses: list[float], error: float) -> str:
-    """exp of each seed's loss, and its spread."""
+    """Exp of each seed's loss, and its spread."""
     values = [math.exp(loss) for loss in losses]
     return shown(values, values[0] * error, digits=2)
 

@@ -36,7 +36,7 @@ _Loader.add_implicit_resolver(
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""

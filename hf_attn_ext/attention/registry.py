@@ -155,6 +155,6 @@ def _fits(value: Any, wanted: str) -> bool:
 
 
 def _table() -> dict[str, type[FeatureMap]]:
-    from . import feature_maps  # noqa: F401  (importing the package registers the kernels that ship)
+    from . import feature_maps  # noqa: F401
 
     return _KERNELS

@@ -90,7 +90,7 @@ def render_card(
         loader=PackageLoader("hf_attn_ext.hub", "templates"),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 (Markdown, not HTML)
+        autoescape=False,
     )
     return environment.get_template(TEMPLATE).render(
         front_matter=front_matter,

@@ -49,7 +49,7 @@ def block_generate(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
     mask_token_id: int | None = None,
-    eos_token_id: int | Sequence[int] | None | str = DEFAULT,
+    eos_token_id: int | Sequence[int] | str | None = DEFAULT,
     pad_token_id: int | None = None,
     streamer: Any = None,
     stopping_criteria: Callable[[Tensor, Any], Any] | None = None,

@@ -116,10 +116,7 @@ def _dense(
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if mask is not None:
-        if mask.dtype == torch.bool:
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        else:
-            scores = scores + mask
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
     weights = torch.softmax(scores, dim=-1)
     if mask is not None and mask.dtype == torch.bool:
         # A sequence without a real token: zeros, as the fused kernels and the linear form give.

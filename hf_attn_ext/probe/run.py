@@ -208,7 +208,7 @@ def _cut(config: ProbeConfig, tokenizer: Any) -> Cut:
 
 
 def _processes() -> Any:
-    """accelerate's state of this run; it does not itself read what puts its processes on the CPU."""
+    """Accelerate's state of this run; it does not itself read what puts its processes on the CPU."""
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env
 

@@ -69,7 +69,7 @@ def test_bad_arguments_are_named(arguments, words):
 
 
 def test_unknown_option_is_named_with_the_nearest():
-    with pytest.raises(AttnExtError, match="no option 'roh'. Did you mean 'rho'?"):
+    with pytest.raises(AttnExtError, match=r"no option 'roh'. Did you mean 'rho'?"):
         make_feature_map("flexformer_n", 2, 4, 3, roh=0.1)
 
 

@@ -69,9 +69,8 @@ def test_running_out_of_memory_is_an_answer(monkeypatch):
 
 def test_a_server_that_dies_is_one_line(monkeypatch):
     monkeypatch.setattr(memory, "_start_server", _dead_server)
-    with MemoryMeter(WORK, threads=1) as meter:
-        with pytest.raises(AttnExtError, match="code 3; --skip-memory"):
-            meter.peak(EVERYBODY["sdpa"], 8, False, FORWARD)
+    with MemoryMeter(WORK, threads=1) as meter, pytest.raises(AttnExtError, match="code 3; --skip-memory"):
+        meter.peak(EVERYBODY["sdpa"], 8, False, FORWARD)
 
 
 def _dead_server():

@@ -58,8 +58,12 @@ def test_bars_take_the_worst_mask():
 
     report = {
         "rows": [row("causal", 8192, 9.0), row("butterfly", 8192, 4.0), row("causal", 1024, 1.0)],
-        "growth": [slope("causal", "time", 1.0), slope("butterfly", "time", 1.05), slope("causal", "memory", 1.2)]
-        + [slope("causal", "time", 2.0, "sdpa")],
+        "growth": [
+            slope("causal", "time", 1.0),
+            slope("butterfly", "time", 1.05),
+            slope("causal", "memory", 1.2),
+            slope("causal", "time", 2.0, "sdpa"),
+        ],
     }
     bars = {bar["bar"]: (bar["worst"], bar["mask"], bar["met"]) for bar in order.check_bars(report)}
     assert bars == {

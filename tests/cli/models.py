@@ -18,7 +18,7 @@ from transformers import (
     XLNetModel,
 )
 
-WORDS = "the film is good bad a great dull story plot and very not so".split()
+WORDS = ["the", "film", "is", "good", "bad", "a", "great", "dull", "story", "plot", "and", "very", "not", "so"]
 SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 3,

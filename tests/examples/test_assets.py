@@ -128,7 +128,7 @@ def test_a_changed_archive_is_refused(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(assets.subprocess, "run", pip)
-    with pytest.raises(assets.AssetError, match="toy 1.0, but its sha256 is not 0123"):
+    with pytest.raises(assets.AssetError, match=r"toy 1.0, but its sha256 is not 0123"):
         assets.download(assets.Package("toy", "1.0", "0123" * 16), tmp_path)
 
 

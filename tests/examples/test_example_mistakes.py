@@ -6,7 +6,7 @@ from examples import hybrid_layers, peft_lora
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("arguments", "message"),
     [
         (["--keep", "2"], "keep must lie between 1 and 1, for a model of 2 layers that can be converted, got 2"),
         (["--kernel", "hegdehog", "--keep", "1"], "unknown kernel 'hegdehog'. Did you mean 'hedgehog'?"),

@@ -137,7 +137,7 @@ def test_only_the_part_between_the_marks_is_written(tmp_path, monkeypatch, ends)
         assert part.count(b"\n") == part.count(ends) and b"stale" not in part
     for wrong in (end + begin, begin, end, b"", begin + end + begin + end, begin + begin + end):
         page.write_bytes(wrong)
-        with pytest.raises(AttnExtError, match="must have the marks .* once each, in this order"):
+        with pytest.raises(AttnExtError, match=r"must have the marks .* once each, in this order"):
             paging.refresh(page, study, tmp_path)
         assert page.read_bytes() == wrong
 
@@ -208,7 +208,7 @@ def test_repetitions_across_the_text_need_repetitions():
     assert without["repetitions far apart"].verdict == "does not agree: it finds no repetitions"
     there = statistics_of(repeated=(0.5, 0.1, 0.2))
     assert by_key({"trained": there})["repetitions far apart"].verdict == "agrees"
-    same = {name: there for name in ("trained", "reference", "shuffled")}
+    same = dict.fromkeys(("trained", "reference", "shuffled"), there)
     assert by_key(same)["repetitions far apart"].verdict == by_key(same)["repetitions"].verdict == verdicts.MIXED
 
 

@@ -80,7 +80,7 @@ def logged(out):
 
 
 @pytest.mark.parametrize(
-    "mask, smoothing", [({"name": "butterfly"}, 0), ({"name": "block_two_stream", "block_size": 2}, 0.3)]
+    ("mask", "smoothing"), [({"name": "butterfly"}, 0), ({"name": "block_two_stream", "block_size": 2}, 0.3)]
 )
 def test_accumulation_and_batch_sizes_change_nothing(config, tmp_path, mask, smoothing):
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -158,7 +158,7 @@ def test_no_checkpoints(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    ("changes", "message"),
     [
         ({"mask": {"name": "butterlfy"}}, "mask.name must be one of block_two_stream, butterfly, got 'butterlfy'"),
         ({"mask": {"name": "block_two_stream", "size": 2}}, "size"),

@@ -122,7 +122,7 @@ def test_files_of_other_programs(tmp_path):
         assert read_mask_file(tmp_path / name).dense().tolist() == [[True, False], [True, True]]
     for protocol in range(6):  # torch warns of some; one line is enough
         (tmp_path / "a.pt").write_bytes(pickle.dumps(Path("a"), protocol=protocol))
-        with pytest.raises(AttnExtError, match="is no file of torch.save"):
+        with pytest.raises(AttnExtError, match=r"is no file of torch.save"):
             read_mask_file(tmp_path / "a.pt")
 
 

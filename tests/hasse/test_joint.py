@@ -120,7 +120,7 @@ def test_no_order_at_all_of_fewer_nodes_holds_the_family():
 @given(st.lists(st.sampled_from(POOL), min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_neither_the_order_of_the_family_nor_density_nor_repetition_matters(family, random):
     joint = minimal_joint_task(family)
-    other = list(family) + [random.choice(family)]
+    other = [*list(family), random.choice(family)]
     random.shuffle(other)
     other = minimal_joint_task([task.densify() if random.random() < 0.5 else task for task in other])
     assert len(other) == len(joint) and len(other.poset) == len(joint.poset) and other.verify()
@@ -206,7 +206,7 @@ PAIRS = [(1, True), (0.0, False), (("a", 1), ("a", True)), (((0,), 1), ((False,)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_numbers_and_truth_values_are_not_the_same(one, other):
     for first, second in ((one, other), (other, one)):
-        with pytest.raises(AttnExtError, match="of task 0 and .* of task 1 are equal for Python, and not the same"):
+        with pytest.raises(AttnExtError, match=r"of task 0 and .* of task 1 are equal for Python, and not the same"):
             minimal_joint_task([Task([first], {}, [[1]]), Task([second], {}, [[1]])])
         family = [Task("a", {0: first}, [[1]]), Task("a", {0: second}, [[1]])]
         with pytest.raises(AttnExtError, match="has two labels"):

@@ -283,11 +283,11 @@ def test_bad_arguments(name, options, said):
 def test_names():
     assert hax.list_masks() == masks.list_masks()
     assert {"causal", "butterfly", "block_two_stream"} <= set(masks.list_masks())
-    with pytest.raises(AttnExtError, match="unknown mask 'buterfly'. Did you mean 'butterfly'?"):
+    with pytest.raises(AttnExtError, match=r"unknown mask 'buterfly'. Did you mean 'butterfly'?"):
         masks.make_mask("buterfly")
     with pytest.raises(AttnExtError, match="no option 'size'"):
         masks.make_mask("causal", n=3, size=2)
-    with pytest.raises(AttnExtError, match="needs the option 'w', e.g. 3"):
+    with pytest.raises(AttnExtError, match=r"needs the option 'w', e.g. 3"):
         masks.make_mask("sliding_window", n=3)
 
 
@@ -401,7 +401,7 @@ def test_numbers_that_are_not_whole_where_rows_are_counted():
     for bad in (0, -1, 1.5):
         with pytest.raises(AttnExtError, match="block_size must be a whole number"):
             spec.to_block_mask(block_size=bad)
-    with pytest.raises(AttnExtError, match="rows 0.5 to 4"):
+    with pytest.raises(AttnExtError, match=r"rows 0.5 to 4"):
         spec.rows(0.5)
     with pytest.raises(AttnExtError, match=r"visible\[\d\] must be a whole number"):
         masks.masked_autoencoder(3, {0, "a"})

@@ -137,13 +137,13 @@ def test_bad_options_get_one_line():
     for window in (0, -1, 1.5, True, None):
         with pytest.raises(AttnExtError, match="window must be a whole number of at least 1, got"):
             task.sparsify(window)
-    with pytest.raises(AttnExtError, match="unknown within 'cycles'. Did you mean 'cycle'"):
+    with pytest.raises(AttnExtError, match=r"unknown within 'cycles'. Did you mean 'cycle'"):
         task.sparsify(within="cycles")
     for order in ([0, 1], [0, 1, 1], [0, 1, 3], [0, 1, None]):
         with pytest.raises(AttnExtError, match="must hold every position from 0 to 2 once"):
             task.permuted(order)
     for order in (5, None, torch.tensor(0)):
-        with pytest.raises(AttnExtError, match="the new order must be a list, got|must hold every position"):
+        with pytest.raises(AttnExtError, match=r"the new order must be a list, got|must hold every position"):
             task.permuted(order)
 
 

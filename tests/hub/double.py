@@ -168,7 +168,7 @@ def _handler(hub: HubDouble) -> type[BaseHTTPRequestHandler]:
             if path.startswith("/api/models/"):
                 return self._info(path.removeprefix("/api/models/"))
             repo_id, _, rest = path.lstrip("/").partition("/resolve/")
-            revision, _, name = rest.partition("/")
+            _revision, _, name = rest.partition("/")
             if repo_id not in hub.repos:
                 return self._error(404, "Repository not found", "RepoNotFound")
             if name not in hub.repos[repo_id]:

@@ -1,5 +1,6 @@
 """The model card: what it says, that the hub would take its head, and that it gives no private path away."""
 
+import itertools
 import json
 
 import pytest
@@ -87,7 +88,7 @@ def test_the_text_says_kernel_layers_numbers_provenance_and_the_three_ways_to_lo
     ):
         assert part in card, part
     lines = card.splitlines()
-    for above, line in zip(lines, lines[1:], strict=False):
+    for above, line in itertools.pairwise(lines):
         if line.startswith("|---"):
             assert above.count("|") == line.count("|"), (above, line)
 

@@ -43,7 +43,7 @@ def training_logits(model, text, size, starts):
     return {begin: logits[n + i * size : n + (i + 1) * size] for i, begin in enumerate(begins)}
 
 
-@pytest.mark.parametrize("context, starts", VARIANTS)
+@pytest.mark.parametrize(("context", "starts"), VARIANTS)
 @pytest.mark.parametrize("cls", MODELS)
 @torch.no_grad()
 def test_the_logits_are_those_of_training(cls, context, starts):
@@ -59,7 +59,7 @@ def test_the_logits_are_those_of_training(cls, context, starts):
 
 
 @pytest.mark.parametrize("cls", [GPT2LMHeadModel, LlamaForCausalLM, BertForMaskedLM])
-@pytest.mark.parametrize("context, starts", VARIANTS)
+@pytest.mark.parametrize(("context", "starts"), VARIANTS)
 @torch.no_grad()
 def test_a_prompt_that_ends_inside_a_block(cls, context, starts):
     model = model_of(cls, context, starts)
@@ -90,7 +90,7 @@ def information_flow_of(masks_of_rows):
     return torch.stack([information_flow(mask) for mask in masks_of_rows])
 
 
-@pytest.mark.parametrize("context, starts", VARIANTS)
+@pytest.mark.parametrize(("context", "starts"), VARIANTS)
 @pytest.mark.parametrize("cls", MODELS)
 @pytest.mark.parametrize("layers", [None, [1]], ids=["all", "hybrid"])
 @torch.no_grad()
@@ -241,7 +241,7 @@ def showing(model):
 
 
 @pytest.mark.parametrize(
-    "call, words",
+    ("call", "words"),
     [
         (lambda m, ids: generate(hax.set_mask(m, None), ids), "needs the one mask 'block_two_stream'"),
         (lambda m, ids: generate(hax.set_mask(m, "causal"), ids), "needs the one mask 'block_two_stream'"),

@@ -35,7 +35,7 @@ def both(model, *batch, limit=10**6, **options):
     return made
 
 
-@pytest.mark.parametrize("context, starts", VARIANTS)
+@pytest.mark.parametrize(("context", "starts"), VARIANTS)
 @pytest.mark.parametrize("cls", DECODERS)
 @LAYERS
 def test_the_state_changes_nothing(cls, layers, context, starts):
@@ -50,7 +50,7 @@ def test_every_kernel_keeps_its_state(kernel):
         both(linear_model(LlamaForCausalLM, kernel, context=context, starts=starts), *prompts(7, 3), max_new_tokens=8)
 
 
-@pytest.mark.parametrize("context, starts", VARIANTS)
+@pytest.mark.parametrize(("context", "starts"), VARIANTS)
 @LAYERS
 def test_long_texts_cost_no_more_tokens_a_pass(layers, context, starts):
     """Chunks of keys, many blocks; what is kept has one size unless a layer keeps softmax."""

@@ -66,7 +66,7 @@ def tiny_half():
 
 
 @pytest.mark.parametrize(
-    "mask, ids, words",
+    ("mask", "ids", "words"),
     [
         (None, [[5, 6]], "needs the one mask 'butterfly'"),
         ("causal", [[5, 6]], "needs the one mask 'butterfly'"),

@@ -27,7 +27,7 @@ def score(model, ids=IDS, real=REAL):
 
 @pytest.mark.parametrize("use", [generate, score])
 @pytest.mark.parametrize(
-    "ids, real, words",
+    ("ids", "real", "words"),
     [
         ([[5, 6, 7]], None, "input_ids must be whole numbers .* got list; make it a tensor"),
         (BatchEncoding({"input_ids": IDS}), None, "got BatchEncoding; pass a tokenizer's output with two stars"),
@@ -66,7 +66,7 @@ def test_what_stands_at_padding_is_nothing(use, filler):
 
 
 @pytest.mark.parametrize(
-    "options, words",
+    ("options", "words"),
     [
         ({"mask_token_id": 999}, "mask_token_id must be the id of a token, from 0 to 39, got 999"),
         ({"mask_token_id": -1}, "mask_token_id .* got -1"),

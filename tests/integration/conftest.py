@@ -7,9 +7,9 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import tiny  # noqa: E402
+import tiny
 
-import hf_attn_ext.integration  # noqa: E402, F401
+import hf_attn_ext.integration  # noqa: F401
 
 logging.disable_progress_bar()
 

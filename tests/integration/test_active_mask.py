@@ -46,7 +46,7 @@ def other_attention(model, folder):
     return model
 
 
-@pytest.mark.parametrize("name, options, use", CASES)
+@pytest.mark.parametrize(("name", "options", "use"), CASES)
 @pytest.mark.parametrize("lose", [opened, other_attention])
 @pytest.mark.parametrize("cls", [GPT2LMHeadModel, BertForMaskedLM])
 def test_what_needs_the_mask_refuses_one_that_is_not_in_use(cls, lose, name, options, use, tmp_path):
@@ -63,7 +63,7 @@ def test_what_needs_the_mask_refuses_one_that_is_not_in_use(cls, lose, name, opt
         use(model)
 
 
-@pytest.mark.parametrize("name, options, use", CASES)
+@pytest.mark.parametrize(("name", "options", "use"), CASES)
 def test_a_converted_model_attends_by_its_mask_when_opened_without_a_word(name, options, use, tmp_path):
     model = hax.set_mask(hax.convert(tiny.tiny_model(BertForMaskedLM), tiny.KERNEL), name, **options)
     found = opened(model, tmp_path)

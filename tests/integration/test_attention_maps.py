@@ -95,6 +95,6 @@ def test_a_mask_of_a_form_that_cannot_be_read_is_one_line():
         model(**tiny.inputs(), use_cache=False)
     for mask in (object(), torch.ones(7)):
         for read in (attention_map, visible_keys):
-            with pytest.raises(AttnExtError, match="which the probe cannot read.*sample=0") as caught:
+            with pytest.raises(AttnExtError, match=r"which the probe cannot read.*sample=0") as caught:
                 read(dataclasses.replace(calls[0], attention_mask=mask), 0)
             assert "\n" not in str(caught.value)

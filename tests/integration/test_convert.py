@@ -27,7 +27,7 @@ from hf_attn_ext.errors import AttnExtError
 
 
 @pytest.mark.parametrize(
-    "model_type, cls", tiny.head_class_pairs(), ids=lambda value: getattr(value, "__name__", value)
+    ("model_type", "cls"), tiny.head_class_pairs(), ids=lambda value: getattr(value, "__name__", value)
 )
 def test_every_head_converts_and_reverts_exactly(model_type, cls):
     stock = tiny.tiny_model(cls)
@@ -135,7 +135,7 @@ def test_a_lost_map_is_an_error_not_softmax(model):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "message"),
     [
         ({"kernel": "flexfromer_c"}, "unknown kernel 'flexfromer_c'.*Did you mean 'flexformer_c'"),
         ({"num_features": 0}, "num_features must be .* got 0"),
@@ -157,7 +157,7 @@ def test_bad_settings_are_refused_and_nothing_changes(model, change, message):
 
 def test_converting_twice_is_refused(model):
     hax.convert(model, tiny.KERNEL)
-    with pytest.raises(AttnExtError, match="converted already .*'flexformer_c'.*revert"):
+    with pytest.raises(AttnExtError, match=r"converted already .*'flexformer_c'.*revert"):
         hax.convert(model, kernel="hedgehog")
 
 
@@ -167,15 +167,15 @@ def test_reverting_a_stock_model_is_refused(model):
 
 
 def test_what_is_no_transformers_model_is_refused():
-    with pytest.raises(AttnExtError, match="needs a transformers model.*got Linear"):
+    with pytest.raises(AttnExtError, match=r"needs a transformers model.*got Linear"):
         hax.convert(torch.nn.Linear(2, 2))
-    with pytest.raises(AttnExtError, match="must be an AttnExtConfig or a dictionary.*'hedgehog'"):
+    with pytest.raises(AttnExtError, match=r"must be an AttnExtConfig or a dictionary.*'hedgehog'"):
         hax.convert(tiny.tiny_model(BertModel), "hedgehog")
 
 
 def test_a_model_without_the_attention_interface_is_refused_by_name():
     model = XLNetModel(XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=16))
-    with pytest.raises(AttnExtError, match="XLNetModel .*'xlnet'.*attention interface.*supported: bert, roberta"):
+    with pytest.raises(AttnExtError, match=r"XLNetModel .*'xlnet'.*attention interface.*supported: bert, roberta"):
         hax.convert(model)
 
 
@@ -246,7 +246,7 @@ def test_the_attention_choice_cannot_be_switched_away(model):
         lambda: model.set_attn_implementation("sdpa"),
         lambda: setattr(model.config, "_attn_implementation", "eager"),
     ):
-        with pytest.raises(AttnExtError, match="converted.*revert"):
+        with pytest.raises(AttnExtError, match=r"converted.*revert"):
             attempt()
     model.set_attn_implementation("flexformer")
     assert model.config._attn_implementation == "flexformer"

@@ -147,7 +147,7 @@ def test_attention_weights_are_the_kernels_and_need_the_whole_sequence():
         torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 11, dtype=weights.dtype))
     cache = hax.LinearCache(model.config)
     model(ids, cache=cache, output_attentions=True)
-    with pytest.raises(AttnExtError, match="attention weights over tokens before this call.*use_cache=False"):
+    with pytest.raises(AttnExtError, match=r"attention weights over tokens before this call.*use_cache=False"):
         model(ids[:, :1], cache=cache, output_attentions=True)
 
 

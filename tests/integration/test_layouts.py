@@ -67,5 +67,5 @@ def test_what_cannot_be_laid_out_is_refused():
         lay_out(masks.block_two_stream(4, 2), *batch_of([4], 4))
     with pytest.raises(AttnExtError, match="cannot be filled with texts of 3 tokens"):
         lay_out(masks.causal(4), *batch_of([3], 3))
-    with pytest.raises(AttnExtError, match="its inputs are .*noisy"):
+    with pytest.raises(AttnExtError, match=r"its inputs are .*noisy"):
         lay_out(masks.block_diffusion(4, 2), *batch_of([4], 4))

@@ -160,7 +160,7 @@ def test_a_missing_weight_file_is_an_error(folder):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "message"),
     [
         ({"kernel": "hedgehog"}, "attn_ext.kernel is 'hedgehog'.*saved with 'flexformer_c'|lacks|unexpected"),
         ({"seed": 4}, "attn_ext.seed is 4.*saved with 3"),

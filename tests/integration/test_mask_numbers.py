@@ -87,7 +87,7 @@ def test_any_mask_is_the_host_s_own_4d_mask(cls):
 
 
 @pytest.mark.parametrize("cls", [BertModel, GPT2LMHeadModel, LlamaForCausalLM])
-@pytest.mark.parametrize("name, options", [("butterfly", {}), ("block_diffusion", {"b": 2}), ("causal", {})])
+@pytest.mark.parametrize(("name", "options"), [("butterfly", {}), ("block_diffusion", {"b": 2}), ("causal", {})])
 def test_backends_agree_padding_batch_of_one_and_rows_without_a_key_included(cls, name, options):
     batch = tiny.inputs(length=10)
     batch["attention_mask"][1, :4] = 0  # some rows see nothing real
@@ -112,7 +112,7 @@ def test_backends_agree_padding_batch_of_one_and_rows_without_a_key_included(cls
             assert torch.equal(first(model(**floats, **no_cache(cls))), whole)
         assert whole.isfinite().all()
         if backend == "flex":
-            with pytest.raises(AttnExtError, match="no backward on the CPU.*sdpa"):
+            with pytest.raises(AttnExtError, match=r"no backward on the CPU.*sdpa"):
                 model(**batch, **no_cache(cls))
             continue
         first(model(**batch, **no_cache(cls))).square().sum().backward()

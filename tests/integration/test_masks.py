@@ -44,7 +44,9 @@ def padded_against_alone(model, embeddings, keep):
 
 @pytest.mark.parametrize("cls", BASES)
 @pytest.mark.parametrize("layers", [None, [1]], ids=["all", "hybrid"])
-@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=["float64", "float32"]
+)
 def test_padded_runs_equal_unpadded_runs(cls, layers, dtype, bound):
     model = hax.convert(tiny.tiny_model(cls).to(dtype), tiny.KERNEL, layers=layers)
     width = model.get_input_embeddings().weight.shape[1]
@@ -152,7 +154,7 @@ def test_patterns_that_are_not_padding_are_refused():
     model = ModernBertModel(config)
     with pytest.warns(UserWarning, match="untested"):
         hax.convert(model, tiny.KERNEL)
-    with pytest.raises(AttnExtError, match="pattern|sliding_window"):
+    with pytest.raises(AttnExtError, match=r"pattern|sliding_window"):
         model(**tiny.inputs())
 
 

@@ -50,16 +50,16 @@ def test_the_family_s_own_attention_or_none(make):
     expected = model(IDS, use_cache=False).logits
     hax.set_mask(model, per_layer={0: "causal"}, backend="eager")
     torch.testing.assert_close(model(IDS, use_cache=False).logits, expected)
-    with pytest.raises(AttnExtError, match="without sdpa.*backend='eager'"):
+    with pytest.raises(AttnExtError, match=r"without sdpa.*backend='eager'"):
         hax.set_mask(model, per_layer={0: "causal"})
     assert getattr(model.config, FIELD)["backend"] == "eager"
     hax.set_mask(model, per_layer={0: "causal"}, backend="flex")
-    with pytest.raises(AttnExtError, match="passes '(s_aux|softcap)'.*backend='eager'"):
+    with pytest.raises(AttnExtError, match=r"passes '(s_aux|softcap)'.*backend='eager'"):
         model(IDS, use_cache=False)
     # a configuration from elsewhere: layers with a mask, and layers without
     for layers in ([0, None], [None, 0]):
         setattr(model.config, FIELD, {**getattr(model.config, FIELD), "backend": "sdpa", "layers": layers})
-        with pytest.raises(AttnExtError, match="passes '(s_aux|softcap)'.*backend='eager'"):
+        with pytest.raises(AttnExtError, match=r"passes '(s_aux|softcap)'.*backend='eager'"):
             model(IDS, use_cache=False)
 
 
@@ -69,7 +69,7 @@ def test_softmax_layers_of_a_converted_model(make):
     model = hax.convert(make(**FULL), kernel="elu", layers=[1])
     reached = []
     model.model.layers[1].register_forward_pre_hook(lambda *given: reached.append(given))
-    with pytest.raises(AttnExtError, match="passes '(s_aux|softcap)'"):
+    with pytest.raises(AttnExtError, match=r"passes '(s_aux|softcap)'"):
         model(IDS, use_cache=False)
     assert not reached  # it is the softmax layer that refuses
 

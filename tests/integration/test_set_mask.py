@@ -52,7 +52,7 @@ def test_by_name_the_mask_has_the_length_of_the_call():
         model(**tiny.inputs(length=8))
     hax.set_mask(model, "block_two_stream", block_size=3)
     assert model(**tiny.inputs(length=12)).logits.shape[1] == 12
-    with pytest.raises(AttnExtError, match="no n gives.*7 positions"):
+    with pytest.raises(AttnExtError, match=r"no n gives.*7 positions"):
         model(**tiny.inputs(length=7))
     hax.set_mask(model, "block_two_stream", block_size=3, starts="every")
     weights = model(**tiny.inputs(length=18, padded=False), output_attentions=True).attentions[0]
@@ -85,7 +85,7 @@ def test_nested_masks_are_nested():
 
 
 @pytest.mark.parametrize("cls", DECODERS)
-@pytest.mark.parametrize("name, options", [("causal", {}), ("sliding_window", {"w": 3}), ("prefix_lm", {"p": 4})])
+@pytest.mark.parametrize(("name", "options"), [("causal", {}), ("sliding_window", {"w": 3}), ("prefix_lm", {"p": 4})])
 def test_generation_with_the_cache_is_generation_without(cls, name, options):
     model = hax.set_mask(tiny.tiny_model(cls), name, **options)
     batch = {key: x.flip(-1) for key, x in tiny.inputs().items()}
@@ -106,7 +106,7 @@ def test_generation_with_a_cache_of_fixed_size():
 
 
 @pytest.mark.parametrize(
-    "mask, options, words",
+    ("mask", "options", "words"),
     [
         ("bidirectional", {}, r"'bidirectional' is not safe with a cache: position 0 .* sees the later 7"),
         ("prefix_lm", {"p": 9}, "p must be a whole number from 0 to 7"),
@@ -144,14 +144,14 @@ def test_save_and_open(tmp_path):
 def test_without_a_mask_there_is_no_silent_full_one(tmp_path):
     model = tiny.tiny_model(BertModel)
     model.set_attn_implementation("hasse")
-    with pytest.raises(AttnExtError, match="no mask is set.*set_mask"):
+    with pytest.raises(AttnExtError, match=r"no mask is set.*set_mask"):
         model(**tiny.inputs())
     hax.set_mask(model, "causal")
     model(**tiny.inputs())
     with pytest.raises(AttnExtError, match=r"\(3, 1, 7, 7\).*padding mask"):
         model(input_ids=tiny.inputs()["input_ids"], attention_mask=torch.ones(3, 1, 7, 7, dtype=torch.bool))
     setattr(model.config, FIELD, {"backend": "sdpa", "masks": [], "layers": [3]})
-    with pytest.raises(AttnExtError, match="attn_ext_mask is broken.*anew"):
+    with pytest.raises(AttnExtError, match=r"attn_ext_mask is broken.*anew"):
         model(**tiny.inputs())
 
 
@@ -183,7 +183,7 @@ def test_depth_is_a_warning_and_a_leak_an_error():
     with pytest.warns(UserWarning, match=r"the model has 2 layers \(looked at with 24 positions\)"):
         hax.set_mask(model, "sliding_window", w=3)
     leaking = MaskSpec.from_mask([[1, 1], [1, 1]], labels={0: 1})
-    with pytest.raises(AttnExtError, match="target leak.*allow_leaks=True"):
+    with pytest.raises(AttnExtError, match=r"target leak.*allow_leaks=True"):
         hax.set_mask(model, leaking)
     assert hax.get_mask(model) == [("sliding_window", {"w": 3})] * 2
     with pytest.warns(UserWarning, match="target leak"):
@@ -196,7 +196,7 @@ def test_depth_is_a_warning_and_a_leak_an_error():
 def test_positions_must_suffice():
     model = tiny.tiny_model(RobertaModel)  # 40 rows, of which 39 hold positions
     hax.set_mask(model, masks.butterfly(39))
-    with pytest.raises(AttnExtError, match="needs 40 positions, but RobertaModel has 39.*extend_positions"):
+    with pytest.raises(AttnExtError, match=r"needs 40 positions, but RobertaModel has 39.*extend_positions"):
         hax.set_mask(model, masks.butterfly(40))
     hax.set_mask(tiny.tiny_model(LlamaForCausalLM), masks.butterfly(60))
 
@@ -204,7 +204,7 @@ def test_positions_must_suffice():
 def test_packed_texts_are_not_taken_for_one():
     model = hax.set_mask(tiny.tiny_model(GPT2LMHeadModel), "causal")
     ids, positions = tiny.inputs(padded=False)["input_ids"], torch.tensor([[0, 1, 2, 0, 1, 2, 3]]).expand(3, -1)
-    with pytest.raises(AttnExtError, match="position_ids start again.*'document'"):
+    with pytest.raises(AttnExtError, match=r"position_ids start again.*'document'"):
         model(input_ids=ids, position_ids=positions, use_cache=False)
     stock = tiny.tiny_model(GPT2LMHeadModel)
     expected = stock(input_ids=ids, position_ids=positions, use_cache=False).logits
@@ -213,7 +213,7 @@ def test_packed_texts_are_not_taken_for_one():
 
 
 @pytest.mark.parametrize(
-    "call, words",
+    ("call", "words"),
     [
         (lambda m: hax.set_mask(m, "causl"), "unknown mask 'causl'. Did you mean 'causal'"),
         (lambda m: hax.set_mask(m, "sliding_window", width=2), "no option 'width'"),
@@ -244,7 +244,7 @@ def test_mistakes_are_one_line(call, words):
 
 def test_a_mask_too_large_for_the_configuration_is_refused():
     matrix = torch.rand(900, 900, generator=torch.Generator().manual_seed(0)) > 0.5
-    with pytest.raises(AttnExtError, match="characters in config.json.*register_mask"):
+    with pytest.raises(AttnExtError, match=r"characters in config.json.*register_mask"):
         hax.set_mask(tiny.tiny_model(LlamaForCausalLM), MaskSpec.from_mask(matrix | torch.eye(900, dtype=torch.bool)))
 
 

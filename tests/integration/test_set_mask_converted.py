@@ -84,7 +84,9 @@ def test_linear_layers_get_the_order_and_softmax_layers_the_mask(cls, layers, de
 
 @pytest.mark.skipif(not tiny.linear_attention_knows_orders(), reason="linear_attention(order=...) is not there yet")
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("name, options", [("butterfly", {}), ("block_diffusion", {"b": 2}), ("prefix_lm", {"p": 3})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("butterfly", {}), ("block_diffusion", {"b": 2}), ("prefix_lm", {"p": 3})]
+)
 def test_linear_orders_equal_the_dense_computation(cls, name, options, monkeypatch):
     model = hax.convert(tiny.tiny_model(cls).double(), tiny.KERNEL)
     hax.set_mask(model, name, **options)
@@ -118,15 +120,15 @@ def test_saved_and_opened_without_a_word(tmp_path, dense_orders):
 
 def test_masks_that_a_linear_layer_cannot_honour():
     model = hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL, layers=[1])
-    with pytest.raises(AttnExtError, match="layer 1 is linear, .*'sliding_window' .* not dense: w2 is reached by w0"):
+    with pytest.raises(AttnExtError, match=r"layer 1 is linear, .*'sliding_window' .* not dense: w2 is reached by w0"):
         hax.set_mask(model, "sliding_window", w=2)
-    with pytest.raises(AttnExtError, match="butterfly.*not dense.*densify"):
+    with pytest.raises(AttnExtError, match=r"butterfly.*not dense.*densify"):
         hax.set_mask(model, "butterfly", window=2)
     with pytest.raises(AttnExtError, match="layer 1 is linear, and linear attention has one mask for all heads"):
         hax.set_mask(model, per_head={1: ["causal", "bidirectional"]}, allow_leaks=True)
     hax.set_mask(model, per_layer={0: ("sliding_window", {"w": 2})}, allow_leaks=True)
     stock = hax.set_mask(tiny.tiny_model(BertModel), "sliding_window", w=2)
-    with pytest.raises(AttnExtError, match="layer 0 is linear.*not dense"):
+    with pytest.raises(AttnExtError, match=r"layer 0 is linear.*not dense"):
         hax.convert(stock, tiny.KERNEL)
     assert not hax.is_converted(stock)
 
@@ -146,7 +148,7 @@ def test_convert_and_revert_keep_the_mask(dense_orders):
 def test_maps_attached_on_first_use_are_not_left_behind():
     model = tiny.tiny_model(BertModel)
     model.set_attn_implementation("flexformer")
-    with pytest.raises(AttnExtError, match="without being converted; call hf_attn_ext.convert"):
+    with pytest.raises(AttnExtError, match=r"without being converted; call hf_attn_ext.convert"):
         hax.set_mask(model, "causal")
 
 
@@ -158,7 +160,7 @@ def test_generation_causal_with_the_state_and_nothing_else(tmp_path):
     hax.set_mask(model, "causal")
     assert torch.equal(model.generate(**batch, **asked), expected)
     hax.set_mask(model, "prefix_lm", p=3)
-    with pytest.raises(AttnExtError, match="state cannot follow.*use_cache=False"):
+    with pytest.raises(AttnExtError, match=r"state cannot follow.*use_cache=False"):
         model.generate(**batch, **asked)
     model.save_pretrained(tmp_path)
     assert FIELD in AutoModelForCausalLM.from_pretrained(tmp_path).config.to_dict()
@@ -166,7 +168,7 @@ def test_generation_causal_with_the_state_and_nothing_else(tmp_path):
 
 def test_the_softmax_stream_is_refused_under_a_mask():
     model = hax.set_mask(hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL), "butterfly")
-    with hax.softmax_stream(model, lambda call: None), pytest.raises(AttnExtError, match="softmax stream.*set_mask"):
+    with hax.softmax_stream(model, lambda call: None), pytest.raises(AttnExtError, match=r"softmax stream.*set_mask"):
         model(**tiny.inputs(length=10))
 
 
@@ -205,9 +207,9 @@ def test_a_mask_whose_rows_do_not_see_themselves_is_refused_when_it_is_set(rows)
     if rows != "no diagonal":
         matrix[3, 3 if rows.startswith("one") else slice(None)] = False
     spec = MaskSpec.from_mask(matrix)
-    with pytest.raises(AttnExtError, match="layer 0 is linear, .* not dense: .* does not see itself"):
+    with pytest.raises(AttnExtError, match=r"layer 0 is linear, .* not dense: .* does not see itself"):
         hax.set_mask(hax.convert(tiny.tiny_model(BertModel), tiny.KERNEL, layers=[0]), spec)
-    with pytest.raises(AttnExtError, match="layer 0 is linear, .* not dense: .* does not see itself"):
+    with pytest.raises(AttnExtError, match=r"layer 0 is linear, .* not dense: .* does not see itself"):
         hax.convert(hax.set_mask(tiny.tiny_model(BertModel), spec), tiny.KERNEL)
     # what is accepted runs
     mended = matrix | torch.eye(6, dtype=torch.bool)

@@ -57,7 +57,7 @@ def test_maps_are_those_that_convert_makes(folder):
 @pytest.mark.parametrize("read", ["save_pretrained", "state_dict"])
 def test_the_state_of_such_a_model_is_refused(folder, tmp_path, read):
     model = used(folder)
-    with pytest.raises(AttnExtError, match="attached on first use.*convert.*revert"):
+    with pytest.raises(AttnExtError, match=r"attached on first use.*convert.*revert"):
         model.save_pretrained(tmp_path / "out") if read == "save_pretrained" else model.state_dict()
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
@@ -77,7 +77,7 @@ def test_convert_adopts_the_maps_and_then_they_save(folder, tmp_path):
 
 
 def test_convert_with_other_settings_is_refused(folder):
-    with pytest.raises(AttnExtError, match="holds 'flexformer_c' feature maps.*revert"):
+    with pytest.raises(AttnExtError, match=r"holds 'flexformer_c' feature maps.*revert"):
         hax.convert(used(folder), kernel="hedgehog")
 
 

@@ -8,9 +8,13 @@ import planted
 import torch
 from torch import nn
 
-SMALL = dict(
-    vocab_size=len(planted.VOCABULARY), hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20
-)
+SMALL = {
+    "vocab_size": len(planted.VOCABULARY),
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+}
 
 
 def batch(seed=0, length=9):

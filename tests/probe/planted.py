@@ -38,7 +38,7 @@ def make_texts(count, sentences=4, words=7, seed=0):
 def small_bert(seed=0, **changes):
     """A random BERT with the word tokenizer's vocabulary."""
     torch.manual_seed(seed)
-    sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     config = BertConfig(
         vocab_size=len(VOCABULARY), max_position_embeddings=64, initializer_range=0.3, **{**sizes, **changes}
     )

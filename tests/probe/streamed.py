@@ -12,14 +12,14 @@ from hf_attn_ext.probe import ContextSimilarityProbe
 
 def small_gpt():
     torch.manual_seed(1)
-    sizes = dict(n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3)
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.3}
     return GPT2Model(GPT2Config(vocab_size=len(planted.VOCABULARY), bos_token_id=2, eos_token_id=3, **sizes)).eval()
 
 
 def small_llama():
     torch.manual_seed(2)
-    sizes = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, max_position_embeddings=64)
-    heads = dict(num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3)
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
     return LlamaModel(LlamaConfig(vocab_size=len(planted.VOCABULARY), pad_token_id=0, **sizes, **heads)).eval()
 
 

@@ -10,7 +10,7 @@ from hf_attn_ext.probe.corpus.annotate import annotate, check_boundaries, segmen
 
 
 @pytest.mark.parametrize(
-    "text, starts",
+    ("text", "starts"),
     [
         ("One. Two.", [0, 5]),
         ("Dr. Smith met Mrs. Jones at 3.30 p.m. They left.", [0, 38]),
@@ -47,7 +47,7 @@ def test_byte_level_tokens_that_begin_with_a_space():
 
 
 def test_a_slow_tokenizer_is_named():
-    with pytest.raises(AttnExtError, match="object.*fast tokenizer"):
+    with pytest.raises(AttnExtError, match=r"object.*fast tokenizer"):
         annotate(["One."], object())
 
 

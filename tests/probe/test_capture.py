@@ -217,7 +217,13 @@ def test_half_precision_and_inference_mode(dtype):
 
 def test_shared_layers_are_refused():
     torch.manual_seed(0)
-    sizes = dict(embedding_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+    sizes = {
+        "embedding_size": 8,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
     model = AlbertModel(AlbertConfig(vocab_size=40, **sizes)).eval()
     with ContextSimilarityProbe(model, **MATRICES), pytest.raises(AttnExtError, match="ran more than once"):
         model(**tiny.inputs())
@@ -225,7 +231,13 @@ def test_shared_layers_are_refused():
 
 def test_the_encoder_of_an_encoder_decoder():
     torch.manual_seed(0)
-    sizes = dict(d_model=16, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
+    sizes = {
+        "d_model": 16,
+        "encoder_layers": 2,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+    }
     model = BartModel(BartConfig(vocab_size=40, encoder_ffn_dim=8, decoder_ffn_dim=8, **sizes)).eval()
     for part in (model, model.decoder):
         with pytest.raises(AttnExtError, match="get_encoder"):
@@ -243,7 +255,7 @@ def test_grouped_heads_give_one_matrix_a_query_head():
 
 
 @pytest.mark.parametrize(
-    "make, message",
+    ("make", "message"),
     [
         (
             lambda: XLNetModel(XLNetConfig(vocab_size=20, d_model=8, n_layer=1, n_head=2, d_inner=8)),
@@ -266,7 +278,7 @@ def test_models_that_cannot_be_captured_are_named(make, message):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [
         ({"layers": [2]}, "no layer matches 2; there are layers 0 to 1, encoder.layer.0.attention.self to"),
         ({"layers": "encoder.layer.0.attention.sel"}, "Did you mean 'encoder.layer.0.attention.self'"),

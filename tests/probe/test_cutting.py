@@ -1,5 +1,7 @@
 """Documents cut to tokens: every text has exactly as many, words are whole at its beginning, and nothing is lost."""
 
+import itertools
+
 import pytest
 from planted import WORDS, word_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -62,7 +64,7 @@ def test_a_text_that_is_longer_by_itself_than_in_its_document_is_read_to_its_end
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="a")
     for tokens in (6, 8, 12, 20):
         texts = by_tokens(tokens, tokenizer)(document)
-        for text, following in zip(texts, texts[1:], strict=False):
+        for text, following in itertools.pairwise(texts):
             own = tokenizer(text, truncation=True, max_length=tokens, return_offsets_mapping=True)["offset_mapping"]
             cut = own[-1][1] < len(text)
             assert not cut or following.split()[0] == text.split()[-1]
@@ -89,5 +91,5 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(AttnExtError, match="offsets, which object does not give"):
         by_tokens(9, object())
     (tmp_path / "short.txt").write_text("word1 word2\n")
-    with pytest.raises(AttnExtError, match="short.txt' holds texts that are all too short"):
+    with pytest.raises(AttnExtError, match=r"short.txt' holds texts that are all too short"):
         read_corpus([str(tmp_path / "short.txt")], cut=by_tokens(9, word_tokenizer()))

@@ -19,7 +19,7 @@ def one_line(message, call):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [
         ({"percents": 5}, "percents must be a list"),
         ({"percents": ("1",)}, "percents must be numbers above 0"),
@@ -52,7 +52,7 @@ def test_wrong_options(options, message, tokenizer):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [
         ({"texts": None}, "texts must be a list of strings, got None"),
         ({"texts": 5}, "texts must be a list"),

@@ -30,7 +30,13 @@ def _cross():
 
 
 def _conv():
-    sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=6, intermediate_size=20, embedding_size=24)
+    sizes = {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "intermediate_size": 20,
+        "embedding_size": 24,
+    }
     return ConvBertModel(ConvBertConfig(vocab_size=60, conv_kernel_size=3, **sizes))
 
 

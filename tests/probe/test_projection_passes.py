@@ -97,7 +97,7 @@ class Plain(nn.Module):
 
 def test_widths_are_compared_in_the_pass():
     with ContextSimilarityProbe(Widths(), projections="*.back", num_heads=3, **MATRICES) as probe:
-        with pytest.raises(AttnExtError, match="blocks.1.back got 24 numbers a token and layer 0 12"):
+        with pytest.raises(AttnExtError, match=r"blocks.1.back got 24 numbers a token and layer 0 12"):
             probe.model(batch()["input_ids"])
     assert not running_calls()
 
@@ -108,7 +108,7 @@ def test_a_mask_of_other_values_is_refused(how, tokenizer):
     inputs = batch()
     for model, options in (HomeMade(), {"projections": "*.back", "num_heads": 3}), (planted.small_bert(), {}):
         with ContextSimilarityProbe(model, tokenizer, bootstrap=4, **options) as probe:
-            with pytest.raises(AttnExtError, match="attention_mask (has|is) .* 0 for padding"):
+            with pytest.raises(AttnExtError, match=r"attention_mask (has|is) .* 0 for padding"):
                 model(inputs["input_ids"], attention_mask=how(inputs["attention_mask"]))
             for kind in torch.long, torch.bool, torch.float64:
                 model(inputs["input_ids"], attention_mask=inputs["attention_mask"].to(kind))
@@ -129,7 +129,7 @@ def test_a_table_of_positions_of_ones_own_that_is_too_short(tokenizer):
     with ContextSimilarityProbe(Placed(), tokenizer, projections="*.back", num_heads=3) as probe:
         short, long = planted.make_texts(2, sentences=1, words=4), planted.make_texts(2)
         for texts, options in (short, {"pad_to": 64}), (long, {}):
-            with pytest.raises(AttnExtError, match="Placed failed over .*a text.*smaller pad_to, or max_len"):
+            with pytest.raises(AttnExtError, match=r"Placed failed over .*a text.*smaller pad_to, or max_len"):
                 probe.feed(texts, **options)
         probe.feed(short, pad_to=16)
         probe.feed(long, max_length=16, truncation=True)

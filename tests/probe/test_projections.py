@@ -85,7 +85,13 @@ def _mpnet():
 
 
 def _gpt_neo():
-    sizes = dict(vocab_size=SMALL["vocab_size"], hidden_size=12, num_layers=2, num_heads=3, intermediate_size=20)
+    sizes = {
+        "vocab_size": SMALL["vocab_size"],
+        "hidden_size": 12,
+        "num_layers": 2,
+        "num_heads": 3,
+        "intermediate_size": 20,
+    }
     model = GPTNeoModel(GPTNeoConfig(**sizes, attention_types=[[["global"], 2]], max_position_embeddings=32))
     return model, "*.attn.attention.out_proj", "attn.attention.v_proj", "h.{}"
 

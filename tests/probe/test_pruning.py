@@ -81,7 +81,13 @@ def test_projections_of_other_families(tokenizer):
 
     size = len(planted.VOCABULARY)
     gpt = GPT2Model(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64, vocab_size=size)).eval()
-    llama = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=size)
+    llama = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": size,
+    }
     bert = DistilBertConfig(dim=16, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=size, max_position_embeddings=64)
     for model, name in (
         (gpt, "h.0.attn.c_proj"),

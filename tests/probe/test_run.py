@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_state_before_it(config, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(np, "savez", full)
-        with pytest.raises(AttnExtError, match="cannot write .*No space left"):
+        with pytest.raises(AttnExtError, match=r"cannot write .*No space left"):
             run(config)
     assert os.listdir(Path(config.out) / "state") == ["0-of-1.npz"]
     with monkeypatch.context() as patched:
@@ -192,11 +192,11 @@ def test_texts_without_pairs_leave_the_folder_free(config, tmp_path):
 def test_folders_of_others_and_damaged_states_are_refused(config, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("x")
-    with pytest.raises(AttnExtError, match="holds something else .*thesis.tex"):
+    with pytest.raises(AttnExtError, match=r"holds something else .*thesis.tex"):
         run(dataclasses.replace(config, out=str(tmp_path / "other")))
     with pytest.raises(AttnExtError, match="is a file"):
         run(dataclasses.replace(config, out=str(tmp_path / "texts.txt")))
-    with pytest.raises(AttnExtError, match="cannot (read|write)|Not a directory"):
+    with pytest.raises(AttnExtError, match=r"cannot (read|write)|Not a directory"):
         run(dataclasses.replace(config, out=str(tmp_path / "texts.txt" / "below")))
     run(config)
     (tmp_path / "out" / "state" / "0-of-1.npz").write_bytes(b"PK half")
@@ -218,7 +218,7 @@ def test_long_texts_are_found_before_the_run_or_cut(config, tmp_path, monkeypatc
 
 
 def test_asked_for_two_processes_one_stops(config):
-    with pytest.raises(AttnExtError, match="asks for 2 processes, but 1 runs.*torchrun.*hf_attn_ext.cli probe"):
+    with pytest.raises(AttnExtError, match=r"asks for 2 processes, but 1 runs.*torchrun.*hf_attn_ext.cli probe"):
         run(dataclasses.replace(config, processes=2))
 
 

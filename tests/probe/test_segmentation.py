@@ -284,7 +284,7 @@ def test_every_token_is_taken_from_the_best_window(causal, length, room):
 @pytest.mark.parametrize("seed", range(3))
 def test_topics_of_a_text_are_found(tokenizer, seed):
     text = topic_text(seed)
-    options = dict(layers=0, heads=[0, 1])
+    options = {"layers": 0, "heads": [0, 1]}
     for window in ("sentence", 40):
         found = segment(planted.planted_bert(), tokenizer, text, segments=5, window=window, **options)
         assert isinstance(found, Segmentation) and list(found.boundaries) == BORDERS
@@ -372,7 +372,7 @@ def test_mistakes_with_models_and_readings(tokenizer, monkeypatch):
         segment(model, None, TEXT)
     with pytest.raises(AttnExtError, match="tokenizer is 'bert', which is none"):
         segment(model, "bert", TEXT)
-    with pytest.raises(AttnExtError, match="token id .*, the model knows 0 to 39"):
+    with pytest.raises(AttnExtError, match=r"token id .*, the model knows 0 to 39"):
         segment(tiny.family_model("bert"), tokenizer, TEXT.replace("1", "29"))
     read = sentence_vectors(model, tokenizer, TEXT, focus=False)
     with pytest.raises(AttnExtError, match="needs the focus, which was not read"):

@@ -37,7 +37,7 @@ def test_pair_values_are_the_upper_triangle():
 
 
 def test_overflow_is_one_line():
-    with pytest.raises(AttnExtError, match="not finite.*float32"):
+    with pytest.raises(AttnExtError, match=r"not finite.*float32"):
         pair_values(torch.full((1, 3, 2), torch.inf), pairs_of(3))
 
 
@@ -88,7 +88,7 @@ def test_ties_do_not_depend_on_noise_and_do_not_lean_to_near_pairs():
     assert abs(distance.mean() - (second - first).mean()) < 3 * error
 
 
-@pytest.mark.parametrize("length, outliers", [(24, 1), (128, 1), (128, 3), (128, 20)])
+@pytest.mark.parametrize(("length", "outliers"), [(24, 1), (128, 1), (128, 3), (128, 20)])
 @pytest.mark.parametrize("norm", [30.0, 1e3, 1e5])
 def test_tokens_of_great_norm_make_no_ties_of_the_others(norm, length, outliers):
     """Also where the threshold lies just below their pairs."""

@@ -14,7 +14,7 @@ from hf_attn_ext.probe import ContextSimilarityProbe
 
 
 @pytest.mark.parametrize(
-    "texts, options, message",
+    ("texts", "options", "message"),
     [
         ([], {}, "the list is empty"),
         ("one string", {}, "got one string"),
@@ -26,9 +26,8 @@ from hf_attn_ext.probe import ContextSimilarityProbe
 )
 def test_wrong_texts_are_one_line(texts, options, message, tokenizer):
     model = planted.small_bert().train()
-    with ContextSimilarityProbe(model, tokenizer) as probe:
-        with pytest.raises(AttnExtError, match=message) as caught:
-            probe.feed(texts, **options)
+    with ContextSimilarityProbe(model, tokenizer) as probe, pytest.raises(AttnExtError, match=message) as caught:
+        probe.feed(texts, **options)
     assert "\n" not in str(caught.value) and model.training and model.encoder.training
 
 
@@ -105,7 +104,7 @@ def test_a_model_that_was_changed_in_place_is_another(tokenizer):
     for other in (after, after.state_dict()):
         with pytest.raises(AttnExtError, match="of another model, of other weights"):
             before.merge(other)
-    with pytest.raises(AttnExtError, match="other weights than when|other configuration than when"), before:
+    with pytest.raises(AttnExtError, match=r"other weights than when|other configuration than when"), before:
         pass
     hax.revert(model)
     model.set_attn_implementation("eager")  # what was taken before is still of the model of before

@@ -180,7 +180,7 @@ def test_a_decoder(tokenizer):
     from transformers import GPT2Config, GPT2Model
 
     torch.manual_seed(0)
-    sizes = dict(n_embd=16, n_layer=3, n_head=2, n_positions=64, vocab_size=len(planted.VOCABULARY))
+    sizes = {"n_embd": 16, "n_layer": 3, "n_head": 2, "n_positions": 64, "vocab_size": len(planted.VOCABULARY)}
     for criterion in ("neighbours", "error"):
         options = {"num_features": 4, "criterion": criterion}
         found = suggest_layers(GPT2Model(GPT2Config(**sizes)), tokenizer, TEXTS, keep=1, **options)

@@ -129,7 +129,7 @@ def test_a_truncated_weights_file_is_one_clear_error(minilm, tmp_path):
     hax.convert(minilm).save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match="model.safetensors"):
+    with pytest.raises(ValueError, match=r"model.safetensors"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path)
 
 

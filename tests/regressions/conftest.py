@@ -3,4 +3,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
-import hf_attn_ext.integration  # noqa: E402, F401
+import hf_attn_ext.integration  # noqa: F401

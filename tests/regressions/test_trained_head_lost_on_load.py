@@ -21,5 +21,5 @@ def test_the_head_is_the_saved_one_or_an_error(tmp_path):
     tensors.pop("classifier.weight")
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "attn_ext_manifest.json").unlink()
-    with pytest.raises(AttnExtError, match="lacks 'classifier.weight'"):
+    with pytest.raises(AttnExtError, match=r"lacks 'classifier.weight'"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path)

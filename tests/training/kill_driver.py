@@ -3,6 +3,7 @@
 Imports once, then forks a child for every life of the run. Prints one JSON line: how every life ended.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -89,10 +90,8 @@ def life(config: str, plan: tuple | None, seconds: float | None) -> int:
         os._exit(0)
     if seconds is not None:
         time.sleep(seconds)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(child, SIGNAL)
-        except ProcessLookupError:
-            pass
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return os.WTERMSIG(status)

@@ -39,19 +39,19 @@ def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def host_config(**changes) -> RobertaConfig:
-    values = dict(
-        vocab_size=len(SPECIAL + GOOD + BAD + FILL),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=40,
-        type_vocab_size=1,
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.3,
-    )
+    values = {
+        "vocab_size": len(SPECIAL + GOOD + BAD + FILL),
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 40,
+        "type_vocab_size": 1,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "initializer_range": 0.3,
+    }
     return RobertaConfig(**{**values, **changes})
 
 

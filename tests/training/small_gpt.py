@@ -28,8 +28,8 @@ def save_tokenizer(folder: Path, **special: str) -> PreTrainedTokenizerFast:
 
 
 def host_config(**changes) -> GPT2Config:
-    values = dict(vocab_size=24, n_embd=16, n_layer=2, n_head=2, n_positions=40, initializer_range=0.2)
-    values |= dict(bos_token_id=1, eos_token_id=1, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    values = {"vocab_size": 24, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40, "initializer_range": 0.2}
+    values |= {"bos_token_id": 1, "eos_token_id": 1, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return GPT2Config(**{**values, **changes})
 
 

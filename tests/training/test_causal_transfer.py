@@ -103,7 +103,13 @@ def make_model(family="gpt2", kernel="flexformer_c"):
     if family == "gpt2":
         model = GPT2LMHeadModel(small_gpt.host_config())
     else:
-        sizes = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, vocab_size=24, initializer_range=0.3)
+        sizes = {
+            "hidden_size": 32,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "vocab_size": 24,
+            "initializer_range": 0.3,
+        }
         model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
     return convert(model, kernel=kernel, num_features=4)
 

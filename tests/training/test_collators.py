@@ -77,7 +77,7 @@ def test_a_padded_text_is_predicted_as_it_is_alone(cls, make):
         torch.testing.assert_close(logits[row][together["labels"][row] >= 0], expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("context, starts", [("block", "boundary"), ("token", "every")])
+@pytest.mark.parametrize(("context", "starts"), [("block", "boundary"), ("token", "every")])
 @torch.no_grad()
 def test_the_other_variants_padded_and_alone(context, starts):
     model, collator = two_stream(GPT2LMHeadModel, context=context, starts=starts)
@@ -106,7 +106,7 @@ def test_positions_stay_in_the_model_s_table(cls):
         assert batch["position_ids"].min() == first and batch["position_ids"].max() == table - 1
     assert model(**batch, **extra(cls)).loss.isfinite()
     cut = BlockTwoStreamCollator(Tokens, model, max_length=10, pad_to_max_length=True)
-    assert cut([long])["input_ids"].shape == cut(TEXTS)["input_ids"].shape[:0] + (1, 20)
+    assert cut([long])["input_ids"].shape == (*cut(TEXTS)["input_ids"].shape[:0], 1, 20)
     assert cut(TEXTS)["input_ids"].shape == (2, 20)
 
 
@@ -134,7 +134,7 @@ def test_butterfly_leaks_nothing(cls, backend):
             holders += [2 * n - 2 + j for j in (k - 1, k + 1) if 0 <= j < n]
             assert (found[holders] == 0).all()
             assert (found[~batch["attention_mask"][row].bool()] == 0).all()
-            seen = [i for i in range(k)] + [n - 1 + j - 1 for j in range(k + 1, count)] + [2 * n - 2 + k]
+            seen = list(range(k)) + [n - 1 + j - 1 for j in range(k + 1, count)] + [2 * n - 2 + k]
             assert (found[seen] > 0).all()
 
 
@@ -185,7 +185,7 @@ def test_neighbours_are_means_with_gradients():
 def test_neighbours_that_nobody_takes_are_noticed():
     model = hax.set_mask(tiny.tiny_model(GPT2LMHeadModel), "butterfly")
     batch = ButterflyCollator(Tokens, model)(TEXTS)
-    with pytest.raises(AttnExtError, match="neighbour_ids came to the attention unused.*accept_neighbour_ids"):
+    with pytest.raises(AttnExtError, match=r"neighbour_ids came to the attention unused.*accept_neighbour_ids"):
         model(**batch)
     handle = accept_neighbour_ids(model)
     expected = model(**batch).loss
@@ -269,7 +269,7 @@ def two_streams(model):
 
 
 @pytest.mark.parametrize(
-    "call, words",
+    ("call", "words"),
     [
         (lambda m: BlockTwoStreamCollator(Tokens), "block_size is missing"),
         (lambda m: BlockTwoStreamCollator(Tokens, block_size=0), "block_size must be a whole number"),

@@ -89,15 +89,15 @@ def test_mistakes_are_one_line_with_the_field_and_the_value(tmp_path, settings, 
 
 
 def test_a_missing_file_and_a_broken_one(tmp_path):
-    with pytest.raises(AttnExtError, match="no-such.yaml.*does not exist"):
+    with pytest.raises(AttnExtError, match=r"no-such.yaml.*does not exist"):
         load_config(tmp_path / "no-such.yaml")
     broken = tmp_path / "broken.yaml"
     broken.write_text("model: {name: x\n")
-    with pytest.raises(AttnExtError, match="broken.yaml is not valid YAML"):
+    with pytest.raises(AttnExtError, match=r"broken.yaml is not valid YAML"):
         load_config(broken)
-    with pytest.raises(AttnExtError, match="'seed' is given twice.*line"):
+    with pytest.raises(AttnExtError, match=r"'seed' is given twice.*line"):
         load_config(write(tmp_path, MINIMAL, "seed: 1\nseed: 2\n"))
-    with pytest.raises(AttnExtError, match="'model.name' is missing"):
+    with pytest.raises(AttnExtError, match=r"'model.name' is missing"):
         load_config(write(tmp_path, {**MINIMAL, "model": {}}))
 
 
@@ -106,7 +106,7 @@ def test_files_that_are_no_config(tmp_path):
         load_config(tmp_path)
     path = tmp_path / "config.yaml"
     path.write_bytes("model: {name: caf\xe9}".encode("latin-1"))
-    with pytest.raises(AttnExtError, match="config.yaml.*UTF-8"):
+    with pytest.raises(AttnExtError, match=r"config.yaml.*UTF-8"):
         load_config(path)
     path.write_text("? [a, b]\n: 3\n")
     with pytest.raises(AttnExtError, match=r"\['a', 'b'\] in line 1 is no name"):

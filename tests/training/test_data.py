@@ -141,17 +141,17 @@ def test_unreadable_files(tmp_path):
         with pytest.raises(AttnExtError, match=said):
             load(tmp_path / name)
     (tmp_path / "header.csv").write_text("text,label\n")
-    with pytest.raises(AttnExtError, match="header.csv.*there are no examples"):
+    with pytest.raises(AttnExtError, match=r"header.csv.*there are no examples"):
         load(tmp_path / "header.csv")
     broken = tmp_path / "broken.json"
     broken.write_text('[{"text": "a", "label": 1}, {')
-    with pytest.raises(AttnExtError, match="broken.json") as caught:
+    with pytest.raises(AttnExtError, match=r"broken.json") as caught:
         load(broken)
     assert "\n" not in str(caught.value)
 
 
 def test_hub_names():
-    with pytest.raises(AttnExtError, match="glue has no task 'sst3'.*'sst2'"):
+    with pytest.raises(AttnExtError, match=r"glue has no task 'sst3'.*'sst2'"):
         load_task_data(DataConfig(path="glue/sst3"))
     with pytest.raises(AttnExtError, match="no local folder and no hub id"):
         load_task_data(DataConfig(path="a/b/c/d"))
@@ -177,9 +177,9 @@ def test_glue_style_data_set(monkeypatch):
     assert asked[0] == ("nyu-mll/glue", "sst2")
     assert data.labels.names == ["negative", "positive"] and data.train.labels.tolist()[:2] == [1, 0]
     assert data.reported_on == "validation"
-    with pytest.raises(AttnExtError, match="data.test.*-1.*hidden"):
+    with pytest.raises(AttnExtError, match=r"data.test.*-1.*hidden"):
         load_task_data(DataConfig(path="glue/sst2", test="test"))
-    with pytest.raises(AttnExtError, match="no split 'tset'.*'test'"):
+    with pytest.raises(AttnExtError, match=r"no split 'tset'.*'test'"):
         load_task_data(DataConfig(path="glue/sst2", test="tset"))
 
 
@@ -189,7 +189,7 @@ def test_labels_meet_the_teachers():
     assert match_teacher(ours, {0: "LABEL_0", 1: "LABEL_1"}) == [0, 1]
     assert match_teacher(Labels("classification", ["0", "1"], generic=True), {0: "x", 1: "y"}) == [0, 1]
     assert match_teacher(Labels("regression", []), {0: "LABEL_0"}) == [0]
-    with pytest.raises(AttnExtError, match="don't match.*2 in the data.*3 in the model"):
+    with pytest.raises(AttnExtError, match=r"don't match.*2 in the data.*3 in the model"):
         match_teacher(ours, {0: "a", 1: "b", 2: "c"})
-    with pytest.raises(AttnExtError, match="don't match.*'good' is not among 'bad', 'goot'.*Did you mean 'goot'"):
+    with pytest.raises(AttnExtError, match=r"don't match.*'good' is not among 'bad', 'goot'.*Did you mean 'goot'"):
         match_teacher(ours, {0: "bad", 1: "goot"})

@@ -22,7 +22,7 @@ SHORT = {"steps": 2, "batch_size": 8, "evaluate_every": 1}
 
 
 def short(root, name="run", **sections):
-    stages = {stage: SHORT for stage in ("teacher", "stage1", "stage2")}
+    stages = dict.fromkeys(("teacher", "stage1", "stage2"), SHORT)
     return small.settings(root, name, **{**stages, **sections})
 
 
@@ -144,7 +144,7 @@ def test_a_best_checkpoint_that_was_changed_is_noticed(root, monkeypatch):
         "lr": 0.3,
     }  # ruins the model, so the best is not the last
     values = short(root, "changed", teacher={"steps": 0}, stage1={"steps": 0}, stage2=stage2)
-    with pytest.raises(AttnExtError, match="best checkpoint.*reloaded"):
+    with pytest.raises(AttnExtError, match=r"best checkpoint.*reloaded"):
         distill(values)
 
 
@@ -307,7 +307,7 @@ def test_a_model_without_a_tokenizer_or_with_anothers(root, tmp_path):
     with pytest.raises(AttnExtError, match="bare' has no tokenizer"):
         distill(short(root, "bare", model={"name": str(bare)}))
     narrow = small.save_model(tmp_path / "narrow", vocab_size=9)
-    with pytest.raises(AttnExtError, match="not that of model .*narrow.* knows ids below 9"):
+    with pytest.raises(AttnExtError, match=r"not that of model .*narrow.* knows ids below 9"):
         distill(short(root, "narrow", model={"name": str(narrow)}))
     assert not (root / "bare").exists() and not (root / "narrow").exists()
 
@@ -316,13 +316,13 @@ def test_a_model_whose_attention_cannot_be_swapped_is_refused_for_that(root, tmp
     folder = tmp_path / "xlnet"
     XLNetModel(XLNetConfig(d_model=16, n_layer=1, n_head=2, d_inner=32, vocab_size=40)).save_pretrained(folder)
     small.save_tokenizer(folder)
-    with pytest.raises(AttnExtError, match="'xlnet'.*cannot be swapped; supported: bert, roberta"):
+    with pytest.raises(AttnExtError, match=r"'xlnet'.*cannot be swapped; supported: bert, roberta"):
         distill(short(root, "xlnet", model={"name": str(folder)}))
 
 
 def test_labels_that_do_not_match_the_teachers(tmp_path):
     small.prepare(tmp_path, head=True, num_labels=3)
-    with pytest.raises(AttnExtError, match="labels don't match the teacher's: 2 in the data.*3 in the model"):
+    with pytest.raises(AttnExtError, match=r"labels don't match the teacher's: 2 in the data.*3 in the model"):
         distill(short(tmp_path, "run"))
 
 
@@ -340,5 +340,5 @@ def test_only_the_steps_that_are_asked_for_are_measured(root):
     assert list(some["transfer"]) == ["stage1"] and some["transfer"]["stage1"] == all_of_it["transfer"]["stage1"]
     assert "gap_closed" not in some
     Console(file=open(os.devnull, "w")).print(results_table(some))
-    with pytest.raises(AttnExtError, match="'measure': unknown step 'stage3'.*'stage2'|'stage1'"):
+    with pytest.raises(AttnExtError, match=r"'measure': unknown step 'stage3'.*'stage2'|'stage1'"):
         DistillConfig.from_dict(short(root, measure=["stage3"]))

@@ -123,7 +123,13 @@ def test_a_document_a_sequence_other_texts_for_stage_1_and_a_subset_of_queries(r
 
 def test_llama_with_grouped_heads(root, tmp_path):
     torch.manual_seed(0)
-    sizes = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, vocab_size=24, initializer_range=0.2)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "vocab_size": 24,
+        "initializer_range": 0.2,
+    }
     config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, bos_token_id=1, eos_token_id=1)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
     small_gpt.save_tokenizer(tmp_path / "llama")
@@ -167,7 +173,7 @@ def test_mistakes_are_one_line(root, sections, said):
 
 def test_a_model_that_sees_what_it_should_predict_is_refused(root, tmp_path):
     folder = small.save_model(tmp_path / "roberta")
-    with pytest.raises(AttnExtError, match="roberta.* is not causal.*needs a decoder"):
+    with pytest.raises(AttnExtError, match=r"roberta.* is not causal.*needs a decoder"):
         distill(short(root, "encoder", model={"name": str(folder)}, data={"max_length": 16}))
     assert not (root / "encoder").exists()
 

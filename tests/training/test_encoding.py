@@ -93,7 +93,7 @@ def test_packed_sequences_are_full_and_keep_groups_apart(tokenizer):
         ["<s>", "the", "film", "is", "good", "</s>"],
         ["<s>", "it", "was", "very", "bad", "</s>"],
     ]
-    with pytest.raises(AttnExtError, match="no text.*long enough.*30"):
+    with pytest.raises(AttnExtError, match=r"no text.*long enough.*30"):
         pack(SPLIT, tokenizer, 30)
 
 

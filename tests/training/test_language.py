@@ -1,6 +1,7 @@
 """Language modelling: documents to sequences, the loss, perplexity and its errors, a teacher on the same batches."""
 
 import copy
+import itertools
 import math
 
 import numpy as np
@@ -74,7 +75,7 @@ def test_every_token_but_the_first_is_predicted_once(tokenizer, sizes, length):
     stream = [data[0]["input_ids"][0], *(token for i in range(len(data)) for token in data[i]["input_ids"][1:])]
     whole = [tokenizer(f"<end> {document}")["input_ids"] for document in documents if document]
     assert stream == [token for ids in whole for token in ids]
-    assert 2 <= data.lengths.min() and data.lengths.max() <= length
+    assert data.lengths.min() >= 2 and data.lengths.max() <= length
 
 
 def test_a_tokenizer_without_borders_is_told(tmp_path):
@@ -133,7 +134,7 @@ def test_mistakes(tmp_path, changes, said):
 
 def test_plain_texts_without_a_task_are_pointed_to_it(tmp_path):
     (tmp_path / "lines.txt").write_text("anna said\nben went\n" * 9)
-    with pytest.raises(AttnExtError, match="no column 'label'.*task: language_modeling"):
+    with pytest.raises(AttnExtError, match=r"no column 'label'.*task: language_modeling"):
         load_task_data(DataConfig(train=str(tmp_path / "lines.txt")))
 
 
@@ -150,7 +151,7 @@ def test_the_loss_is_the_sum_over_real_next_tokens(side):
     wanted, count = 0.0, 0
     for row in range(2):
         real = [place for place in range(5) if mask[row, place]]
-        for place, following in zip(real, real[1:], strict=False):
+        for place, following in itertools.pairwise(real):
             wanted -= float(logits[row, place].double().log_softmax(-1)[ids[row, following]])
             count += 1
     assert float(language_loss(logits, ids, mask)) == pytest.approx(wanted, rel=1e-6)
@@ -209,7 +210,7 @@ def test_metrics_of_language_modelling():
     assert metrics.main_metric(LANGUAGE, None) == "perplexity" and metrics.gap_metric("perplexity") == "loss"
     assert metrics.gap_metric("pearson") == "pearson"
     assert all(name in metrics.LOWER_IS_BETTER for name in metrics.metrics_of(LANGUAGE))
-    with pytest.raises(AttnExtError, match="no metric 'perplexty'.*'perplexity'"):
+    with pytest.raises(AttnExtError, match=r"no metric 'perplexty'.*'perplexity'"):
         metrics.main_metric(LANGUAGE, "perplexty")
     assert math.isfinite(metrics.compute(None, np.array([[9e5, 1.0]]), LANGUAGE)["perplexity"])
 
@@ -221,7 +222,7 @@ def test_standard_errors_are_over_sequences():
     wanted = rows[:, 0].std() / 100 / 400**0.5
     assert errors["loss"] == pytest.approx(wanted, rel=0.15)
     assert errors["perplexity"] == pytest.approx(wanted * math.exp(3), rel=0.2)
-    assert metrics.difference_error(None, rows, rows + [[5, 0]], LANGUAGE, "loss") == pytest.approx(0, abs=1e-12)
+    assert metrics.difference_error(None, rows, [*rows, [5, 0]], LANGUAGE, "loss") == pytest.approx(0, abs=1e-12)
 
 
 # -- the stage -----------------------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def test_gradients_follow_text_and_teacher(tokenizer):
 
 
 def test_no_teacher_where_one_is_wanted(tokenizer):
-    with pytest.raises(AttnExtError, match="stage2.distillation' is 0.5, but there are no teacher's logits"):
+    with pytest.raises(AttnExtError, match=r"stage2.distillation' is 0.5, but there are no teacher's logits"):
         make_stage(tokenizer, GPT2LMHeadModel(small_gpt.host_config()), distillation=0.5)
 
 

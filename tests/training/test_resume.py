@@ -109,7 +109,7 @@ def test_another_configuration_does_not_resume(tmp_path):
     distill(values)
     assert (tmp_path / "run" / "results.json").stat().st_mtime_ns == stamp
     values["stage2"] = {**values["stage2"], "lr": 0.5}
-    with pytest.raises(AttnExtError, match="stage2.lr was 0.002, is now 0.5"):
+    with pytest.raises(AttnExtError, match=r"stage2.lr was 0.002, is now 0.5"):
         distill(values)
 
 
@@ -118,7 +118,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     thesis = tmp_path / "run" / "thesis.tex"
     thesis.parent.mkdir()
     thesis.write_text("x")
-    with pytest.raises(AttnExtError, match="holds something else .'thesis.tex'"):
+    with pytest.raises(AttnExtError, match=r"holds something else .'thesis.tex'"):
         distill(small.settings(tmp_path))
     assert thesis.read_text() == "x"
     with pytest.raises(AttnExtError, match="is a file"):

@@ -23,6 +23,7 @@ from .rfa import RFA
 from .uniform import Uniform
 
 __all__ = [
+    "RFA",
     "Cosformer",
     "Elu",
     "FeatureMap",
@@ -34,7 +35,6 @@ __all__ = [
     "Hedgehog",
     "Performer",
     "Polaformer",
-    "RFA",
     "Side",
     "Uniform",
 ]

@@ -43,7 +43,7 @@ def fused_causal(
     scaling: float | None,
 ) -> tuple[Tensor, AttentionState]:
     """As :func:`causal_attention`, which has checked the arguments."""
-    batch, heads, length, _ = q.shape
+    batch, _heads, length, _ = q.shape
     if state is None:
         sums, reference = _no_keys(q, v, features)
         before = torch.zeros(batch, dtype=torch.int64)

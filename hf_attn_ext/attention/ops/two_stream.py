@@ -31,7 +31,7 @@ def two_stream_attention(
     dropout_p: float = 0.0,
     maps: BoundMaps | None = None,
 ) -> tuple[Tensor, AttentionState | None]:
-    """n clean tokens, which see ``state`` and each other in order, and l mask tokens, which see all of that and their
+    """N clean tokens, which see ``state`` and each other in order, and l mask tokens, which see all of that and their
     whole block.
 
     Args:

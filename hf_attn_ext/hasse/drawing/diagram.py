@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import networkx as nx
 
@@ -107,7 +108,7 @@ def _pieces(
 ) -> list[tuple[list[tuple[float, float]], bool]]:
     """A line in pieces: straight past the boxes of each row, so that it cuts none; along the gutter between columns."""
     pieces = []
-    for bend, ((x, row), (to_x, to_row)) in enumerate(zip(way, way[1:], strict=False), 1):
+    for bend, ((x, row), (to_x, to_row)) in enumerate(itertools.pairwise(way), 1):
         column, to_column = row // rows, to_row // rows
         start = (x + column * pitch, row % rows + half)
         end = (to_x + to_column * pitch, to_row % rows - half)

@@ -8,6 +8,7 @@ that keeps nodes apart. Parts that are not connected are laid out alone and move
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 
@@ -68,7 +69,7 @@ def lay_out(
     down: list[dict[int, float]] = [{} for _ in range(count)]
     up: list[dict[int, float]] = [{} for _ in range(count)]
     for chain in chains:
-        for lower, upper in zip(chain, chain[1:], strict=False):
+        for lower, upper in itertools.pairwise(chain):
             down[upper][lower] = up[lower][upper] = _STRAIGHT if kind_of[lower] == kind_of[upper] else 1.0
             if upper >= len(levels):
                 row_of[upper] = row_of[lower] + 1
@@ -165,7 +166,7 @@ def _number(line: list[int], place: dict[int, float]) -> None:
 def _crossings(lines: list[list[int]], down: list[dict[int, float]]) -> int:
     """Crossings between neighbouring rows."""
     total = 0
-    for below, line in zip(lines, lines[1:], strict=False):
+    for below, line in itertools.pairwise(lines):
         place = {node: i for i, node in enumerate(below)}
         total += _inversions([end for node in line for end in sorted(place[n] for n in down[node] if n in place)])
     return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,7 @@ class Poset:
     def lower_cover_lists(self) -> list[list[int]]:
         """The lower covers of every class, falling; all at once, for walks over the whole order."""
         starts, lower = self._order.starts.tolist(), self._order.lower.tolist()
-        return [lower[start:stop] for start, stop in zip(starts[:-1], starts[1:], strict=True)]
+        return [lower[start:stop] for start, stop in itertools.pairwise(starts)]
 
     def upper_covers(self, number: int) -> list[int]:
         """The classes right above a class, rising."""
@@ -288,7 +289,7 @@ class Poset:
     def _levels(self) -> np.ndarray:
         levels = np.zeros(len(self), np.int64)
         starts, lower = self._order.starts.tolist(), self._order.lower
-        for number, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
             if start < stop:
                 levels[number] = levels[lower[start:stop]].max() + 1
         return levels

@@ -72,7 +72,7 @@ def from_bits(entry: dict[str, Any]) -> MaskSpec:
         packed = np.frombuffer(zlib.decompress(base64.b64decode(entry["bits"])), np.uint8)
         mask = np.unpackbits(packed, count=size * size).reshape(size, size).astype(bool)
         fields = {
-            "labels": {position: token for position, token in entry["labels"]},
+            "labels": dict(entry["labels"]),
             "inputs": [hashable(value) for value in entry["inputs"]],
             "roles": entry["roles"],
             "position_ids": entry["position_ids"],

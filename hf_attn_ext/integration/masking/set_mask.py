@@ -226,7 +226,7 @@ def _layers(
     for number, given in _by_layer(per_layer, len(modules), "per_layer"):
         layers[number] = _recipe(given)
     if per_head is not None and not isinstance(per_head, Mapping):
-        per_head = {number: per_head for number in range(len(modules))}
+        per_head = dict.fromkeys(range(len(modules)), per_head)
     for number, given in _by_layer(per_head, len(modules), "per_head"):
         shape = attention_shape(modules[number])
         if isinstance(given, str) or not isinstance(given, Sequence):

@@ -61,10 +61,7 @@ def least_scatter(costs: np.ndarray, price: np.ndarray, segments: int | None = N
     """
     count = len(costs) - 1
     priced = costs + np.concatenate([[0.0], price, [0.0]])[:, None]
-    if segments is None:
-        gaps = _cheapest(priced)
-    else:
-        gaps = _cheapest_of(priced, segments)
+    gaps = _cheapest(priced) if segments is None else _cheapest_of(priced, segments)
     edges = np.array([0, *gaps, count])
     place = np.arange(1, count)
     left, right = edges[np.searchsorted(edges, place) - 1], edges[np.searchsorted(edges, place, side="right")]

@@ -8,6 +8,7 @@ outputs compared, the text cut where that is cheapest (:mod:`.boundaries`), the 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +60,7 @@ class Segmentation:
     def parts(self, text: str) -> list[str]:
         """The segments of the text that was cut; joined, they are the text."""
         edges = [0, *self.offsets, len(text)]
-        return [text[first:end] for first, end in zip(edges[:-1], edges[1:], strict=True)]
+        return [text[first:end] for first, end in itertools.pairwise(edges)]
 
 
 def segment(
@@ -107,7 +108,7 @@ def segment(
         >>> found = segment(model, tokenizer, text, segments=3)  # doctest: +SKIP
         >>> [part[:40] for part in found.parts(text)]
     """
-    options = dict(threshold=threshold, cue=cue, similarity=similarity, method=method, block=block)
+    options = {"threshold": threshold, "cue": cue, "similarity": similarity, "method": method, "block": block}
     options["focus_weight"] = focus_weight
     _check(segments, **options)
     read = sentence_vectors(

@@ -7,6 +7,7 @@ sentences' mean outputs: no N x N matrix is needed, and tokens that were read in
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -146,7 +147,7 @@ def sentence_vectors(
     room = _room(model, window, len(before) + len(behind))
     causal = causal_model(model)
     bounds = np.searchsorted(sentences, np.arange(count + 1))
-    parts = list(zip(bounds[:-1], bounds[1:], strict=True)) if window == SENTENCE else [(0, len(ids))]
+    parts = list(itertools.pairwise(bounds)) if window == SENTENCE else [(0, len(ids))]
     chunks = [chunk for first, end in parts for chunk in _chunks(int(first), int(end), room, causal)]
     chunks.sort(key=lambda chunk: chunk.end - chunk.first)
     marks = np.isin(ids.numpy(), list(token_ids(tokenizer, tokens_of(separators))))
@@ -254,7 +255,7 @@ def _chunks(first: int, end: int, room: int, causal: bool) -> list[_Chunk]:
 def _ends(bounds: np.ndarray, marks: np.ndarray) -> np.ndarray:
     """(n,) the place of each sentence's last separator, or of its last token."""
     ends = bounds[1:] - 1
-    for number, (first, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for number, (first, end) in enumerate(itertools.pairwise(bounds)):
         found = np.flatnonzero(marks[first:end])
         ends[number] = first + found[-1] if len(found) else ends[number]
     return ends

@@ -37,7 +37,7 @@ def by_words(words: int) -> Cut:
     return cut
 
 
-class by_tokens:  # noqa: N801  (it is called as by_words is)
+class by_tokens:
     """Texts that are exactly so many tokens, special ones included, once they are truncated to as many.
 
     A text begins with a word and ends with the word in which its last token lies; where that is cut by truncation, the

@@ -97,8 +97,8 @@ def rows_left_out(sums: Sums, layers: Sequence[int]) -> tuple[int, int]:
     if f"focus/{layers[0]}" not in sums:
         return 0, 0
     counted = np.stack([sums[f"focus/{layer}"][0, :, FOCUS_SUMS.index("rows")] for layer in layers])
-    there = int(round(sums["sample/rows"][0, 0])) * counted.size
-    return there - int(round(counted.sum())), there
+    there = round(sums["sample/rows"][0, 0]) * counted.size
+    return there - round(counted.sum()), there
 
 
 def _statistic(
@@ -134,6 +134,6 @@ def _statistic(
         matched[0],
         bounds(values - chance),
         bounds(values - matched),
-        int(round(texts[0])),
+        round(texts[0]),
         np.stack([values[1:], np.broadcast_to(chance, values.shape)[1:], matched[1:]]),
     )

@@ -16,7 +16,8 @@ LANGUAGE = "language_modeling"
 @dataclasses.dataclass
 class Labels:
     """``task`` is ``"classification"``, ``"regression"`` or ``"language_modeling"``; ``names`` the class names in order
-    (empty for the other tasks)."""
+    (empty for the other tasks).
+    """
 
     task: Literal["classification", "regression", "language_modeling"]
     names: list[str]

@@ -196,7 +196,7 @@ def _load_from_hub(datasets, config: DataConfig, path: str, subset: str | None, 
     try:
         with _Quiet(datasets, progress=True):
             table = datasets.load_dataset(path, subset, revision=config.revision)
-    except Exception as error:  # noqa: BLE001 (the hub client raises a dozen kinds; each ends as one clear line)
+    except Exception as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise AttnExtError(f"data set {config.path!r} cannot be loaded from the hub: {line}") from error
     for name in names:

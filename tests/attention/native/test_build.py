@@ -75,7 +75,7 @@ def test_a_compiler_that_makes_wrong_numbers(built, empty, monkeypatch):
 
     monkeypatch.setattr(operators, "_run", wrong)
     monkeypatch.setattr(build, "_compile", lambda compiler, target: shutil.copy(library, target))
-    with pytest.raises(AttnExtError, match="wrong numbers in torch.float64"):
+    with pytest.raises(AttnExtError, match=r"wrong numbers in torch.float64"):
         build_kernels()
     assert not build.library_path().exists() and list(build.library_path().parent.iterdir()) == []
 
@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_made(empty, monkeypatch):
     (empty / "file").touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(empty / "file"))
     assert not kernels_loaded()
-    with pytest.raises(AttnExtError, match="no place for the compiled kernel .Not a directory"):
+    with pytest.raises(AttnExtError, match=r"no place for the compiled kernel .Not a directory"):
         build_kernels()
 
 

@@ -112,7 +112,7 @@ def test_no_text_yet_and_one_dtype_in_another():
 
 
 @pytest.mark.parametrize(
-    "clean, block, group, words",
+    ("clean", "block", "group", "words"),
     [
         (4, 3, 1, r"clean is \(2, 4\) and block \(2, 3\).*all of the 6 tokens"),
         (6, 0, 1, "one of them of the block at least"),

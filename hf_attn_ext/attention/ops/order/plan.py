@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import threading
 import weakref
 from collections import OrderedDict
@@ -206,7 +207,7 @@ class _Builder:
         prefix = self.cover.prefix[numbers]
         queries = np.flatnonzero(prefix.any(0))
         owner = np.repeat(np.arange(len(chains)), list(map(len, chains)))[order]
-        self._tile(keys, False, prefix[owner][:, queries].T > rank[order], queries, False)
+        self._tile(keys, False, rank[order] < prefix[owner][:, queries].T, queries, False)
 
     def _large_class(self, members: np.ndarray) -> None:
         """A class that nobody else sees: its sum, and then all of its positions read it."""
@@ -252,7 +253,7 @@ def _parts(positions: np.ndarray) -> list[slice]:
     cuts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
     if len(cuts) - 1 > _RUNS or not len(positions):
         return [slice(0, len(positions))] if len(positions) else []
-    return [slice(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(cuts)]
 
 
 def _places(positions: np.ndarray) -> tuple[Places, ...]:
