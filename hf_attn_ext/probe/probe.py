@@ -14,9 +14,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.integration.base_models.projections import projection_layers
 from hf_attn_ext.integration.base_models.readable_layers import capturable_layers, config_special_ids, layer_count
-from hf_attn_ext.integration.capture.capture import ForwardPass, HeadOutputs, capture, evaluating
+from hf_attn_ext.integration.capture.capture import ForwardPass, HeadOutputs, capture
 from hf_attn_ext.probe.corpus.annotate import shuffled
 from hf_attn_ext.probe.report.notes import notes
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, read

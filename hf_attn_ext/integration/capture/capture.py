@@ -120,19 +120,6 @@ _MODIFIERS = ("position_bias", "softcap", "s_aux", "cu_seq_lens_q")
 
 
 @contextlib.contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Inside, the models are in evaluation mode; afterwards every part is in its own mode again."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextlib.contextmanager
 def capture(
     model: nn.Module,
     on_layer: Callable[[HeadOutputs], Any],

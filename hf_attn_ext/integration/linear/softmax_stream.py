@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hf_attn_ext.attention import FeatureMap, QKStatistics
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.integration.base_models.families import is_causal
 from hf_attn_ext.integration.kernel_modules.layers import ConvertedLayer, converted_layers
 from hf_attn_ext.integration.names import STREAM
@@ -124,22 +125,16 @@ def collect_statistics(
 
     device = next(model.parameters()).device if device is None else device
     causal = any(is_causal(layer.module) for layer in layers)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with softmax_stream(model, update):
-            for batch in [batches] if isinstance(batches, Mapping) else batches:
-                if not isinstance(batch, Mapping):
-                    raise AttnExtError(
-                        f"batches must be dictionaries of the model's inputs, got {type(batch).__name__}; "
-                        "tokenizer(texts, padding=True, return_tensors='pt') makes one"
-                    )
-                inputs = {name: x.to(device) for name, x in batch.items() if torch.is_tensor(x) and name != "labels"}
-                # a decoder's cache would hold every batch's keys for nothing
-                model(**inputs, **({"use_cache": False} if causal else {}))
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluating(model), softmax_stream(model, update):
+        for batch in [batches] if isinstance(batches, Mapping) else batches:
+            if not isinstance(batch, Mapping):
+                raise AttnExtError(
+                    f"batches must be dictionaries of the model's inputs, got {type(batch).__name__}; "
+                    "tokenizer(texts, padding=True, return_tensors='pt') makes one"
+                )
+            inputs = {name: x.to(device) for name, x in batch.items() if torch.is_tensor(x) and name != "labels"}
+            # a decoder's cache would hold every batch's keys for nothing
+            model(**inputs, **({"use_cache": False} if causal else {}))
     return statistics
 
 

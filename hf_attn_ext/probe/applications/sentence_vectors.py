@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.integration.base_models.readable_layers import (
     Layer,
     capturable_layers,
@@ -24,7 +25,7 @@ from hf_attn_ext.integration.base_models.readable_layers import (
     token_reader,
 )
 from hf_attn_ext.integration.capture.attention_maps import attention_map, check_followed, visible_keys
-from hf_attn_ext.integration.capture.capture import HeadOutputs, capture, evaluating
+from hf_attn_ext.integration.capture.capture import HeadOutputs, capture
 from hf_attn_ext.probe.corpus.annotate import annotate, padding_id, sentence_starts
 from hf_attn_ext.probe.options import (
     check_ids,

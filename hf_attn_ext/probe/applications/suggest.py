@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError, short, suggest
 from hf_attn_ext.integration import calibrate, convert, converted_layers, is_converted
+from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.integration.base_models.readable_layers import configuration_of
-from hf_attn_ext.integration.capture.capture import evaluating
 from hf_attn_ext.integration.kernel_modules.first_use import attached_on_first_use
 from hf_attn_ext.integration.kernel_modules.layers import attach, detach
 from hf_attn_ext.integration.names import IMPLEMENTATION

@@ -18,6 +18,7 @@ from accelerate.utils import DistributedType, gather_object
 from torch import Tensor, nn
 
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.training import metrics as task_metrics
 from hf_attn_ext.training.config import Stage2Config, TaskConfig
 from hf_attn_ext.training.data.encoding import Collator, EncodedSplit, evaluation_batches, model_inputs
@@ -44,19 +45,16 @@ def predict(
         The logits (n, outputs), float32. For language modelling (n, 2) float64: the sum over a sequence of the losses
         of its tokens, and how many were predicted.
     """
-    training = model.training
-    model.eval()
     rows = []
     if task == LANGUAGE:
         batch_size = language_batch_size(model, data, batch_size)
     batches = evaluation_batches(data, collate, batch_size, accelerator.process_index, accelerator.num_processes)
-    with torch.no_grad(), accelerator.autocast():
+    with evaluating(model), torch.no_grad(), accelerator.autocast():
         for batch in batches:
             index = batch["index"].numpy()
             batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
             logits = model(**model_inputs(batch, causal=task == LANGUAGE)).logits
             rows.append((index, _sequence_losses(logits, batch) if task == LANGUAGE else logits.float().cpu().numpy()))
-    model.train(training)
     if accelerator.num_processes > 1:
         rows = gather_object(rows)
     result = np.empty((len(data), rows[0][1].shape[1]), dtype=rows[0][1].dtype)

@@ -25,6 +25,7 @@ from hf_attn_ext.integration import (
     softmax_stream,
     supported_model_types,
 )
+from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.training.config import Stage1Config
 from hf_attn_ext.training.data.encoding import model_inputs
 
@@ -145,15 +146,10 @@ def _run_stream(
         if known and call.name == last:
             raise _StreamDone
 
-    training = model.training
-    model.eval()
     base = getattr(model, "base_model", model)
     autocast = contextlib.nullcontext() if accelerator is None else accelerator.autocast()
-    try:
-        with contextlib.suppress(_StreamDone), softmax_stream(model, listen), autocast:
-            base(**model_inputs(batch, causal))
-    finally:
-        model.train(training)
+    with evaluating(model), contextlib.suppress(_StreamDone), softmax_stream(model, listen), autocast:
+        base(**model_inputs(batch, causal))
 
 
 class TransferStage:
