@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.hub.facts import PREFIX, names_of
+from hf_attn_ext.hub.facts import names_of
 from hf_attn_ext.hub.files import TOKENIZER_FILES, read_json
 
 
@@ -85,10 +85,11 @@ def load_converted(folder: str) -> Any:
     """
     from hf_attn_ext.hub.files import check_folder
     from hf_attn_ext.integration import register_model_type
+    from hf_attn_ext.integration.base_models.families import stock_type
 
     path, config = check_folder(folder)
     # Families are registered by the import; a folder of another type says itself which one it needs.
-    register_model_type(str(config.get("model_type")).removeprefix(PREFIX))
+    register_model_type(stock_type(str(config.get("model_type"))))
     auto = _auto_class_of(config)
     with _told(folder):
         return auto.from_pretrained(path).eval()

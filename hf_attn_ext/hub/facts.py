@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.names import CLASS_PREFIX
 
-PREFIX = "attn_ext_"
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 _LABELS = {
     "teacher": "teacher (softmax)",
@@ -56,7 +56,7 @@ class Names:
 def names_of(config: Mapping[str, Any]) -> Names:
     """Find the classes from ``config["architectures"]``, such as ``["AttnExtRobertaForMaskedLM"]``."""
     architecture = (config.get("architectures") or ["AutoModel"])[0]
-    stock = architecture.removeprefix("AttnExt")
+    stock = architecture.removeprefix(CLASS_PREFIX)
     match = re.search(r"(For[A-Z]\w*)$", stock)
     if match:
         head = match.group(1)

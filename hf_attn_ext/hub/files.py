@@ -11,11 +11,12 @@ import json
 from pathlib import Path
 
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.names import MANIFEST
 
 WEIGHTS_PATTERNS = ("model.safetensors", "model-[0-9]*-of-[0-9]*.safetensors", "model.safetensors.index.json")
 """The weight files that ``save_pretrained`` writes: one file, or shards and their index."""
 
-MODEL_FILES = ("README.md", "LICENSE", "config.json", "generation_config.json", "attn_ext_manifest.json")
+MODEL_FILES = ("README.md", "LICENSE", "config.json", "generation_config.json", MANIFEST)
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -145,19 +146,17 @@ def _check_weights(path: Path, weights: set[Path]) -> None:
 
 def _check_manifest(path: Path, files: list[UploadFile]) -> None:
     """Compare the weights with the digests written when the folder was saved."""
-    if not (path / "attn_ext_manifest.json").is_file():
-        raise AttnExtError(
-            f"{path / 'attn_ext_manifest.json'} is missing, so the weights cannot be vouched for; save the model again"
-        )
-    manifest = read_json(path / "attn_ext_manifest.json")
+    if not (path / MANIFEST).is_file():
+        raise AttnExtError(f"{path / MANIFEST} is missing, so the weights cannot be vouched for; save the model again")
+    manifest = read_json(path / MANIFEST)
     present = {file.path: file.sha256 for file in files}
     for name, digest in _manifest_digests(manifest).items():
         if name not in present:
-            raise AttnExtError(f"folder {str(path)!r} lacks {name!r}, which attn_ext_manifest.json names")
+            raise AttnExtError(f"folder {str(path)!r} lacks {name!r}, which {MANIFEST} names")
         if present[name] != digest:
             raise AttnExtError(
                 f"{path / name} is not the file that was saved: its sha256 is {present[name][:12]}..., "
-                f"attn_ext_manifest.json says {str(digest)[:12]}...; save the model again"
+                f"{MANIFEST} says {str(digest)[:12]}...; save the model again"
             )
 
 

@@ -143,6 +143,28 @@ def test_the_shim_opens_folders_without_our_import(tmp_path):
         ]  # fmt: skip
 
 
+# The code in folders that were saved before integration/ had rooms.
+OLD_SHIM = """
+try:
+    from hf_attn_ext.integration import models as _models
+except ImportError as error:
+    raise ImportError("install it: pip install hf-attn-ext") from error
+
+
+def __getattr__(name):
+    return getattr(_models, name)
+"""
+
+
+def test_a_folder_with_the_shim_of_an_older_version_opens(tmp_path):
+    write(hax.convert(tiny.tiny_model(RobertaForMaskedLM), tiny.KERNEL), tmp_path / "roberta", "AutoModelForMaskedLM")
+    (tmp_path / "roberta" / "modeling_attn_ext.py").write_text(OLD_SHIM)
+    torch.save(tiny.inputs(), tmp_path / "batch.pt")
+    code = SHIM_READER.replace('("roberta", "albert")', '("roberta",)')
+    result = run_plain(tmp_path, code, PYTHONPATH=str(ROOT), OMP_NUM_THREADS=str(torch.get_num_threads()))
+    assert result.stdout.split() == ["AttnExtRobertaForMaskedLM"], result.stderr[-3000:]
+
+
 def test_without_trust_or_without_the_package_the_reason_is_said(tmp_path):
     hax.convert(tiny.tiny_model(RobertaForMaskedLM), tiny.KERNEL).save_pretrained(tmp_path / "model")
     code = (

@@ -18,6 +18,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.pytorch_utils import Conv1D
 
+from hf_attn_ext.integration.names import TYPE_PREFIX
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:
@@ -151,7 +153,7 @@ def cross_attention_modules(model: nn.Module) -> list[nn.Module]:
 
 def stock_type(model_type: str) -> str:
     """Return the stock model type for ``"attn_ext_roberta"`` or ``"roberta"``."""
-    return model_type.removeprefix("attn_ext_")
+    return model_type.removeprefix(TYPE_PREFIX)
 
 
 def attention_shape(module: nn.Module) -> tuple[int, int] | None:

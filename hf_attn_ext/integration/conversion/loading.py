@@ -16,8 +16,9 @@ from transformers.utils import cached_file
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.kernel_modules.layers import ATTRIBUTE, restore_unsaved_buffers
+from hf_attn_ext.integration.names import CLASS_PREFIX, MANIFEST
 
-from .saving import MANIFEST, sha256, weight_files
+from .saving import sha256, weight_files
 
 _DOWNLOAD_KEYWORDS = (
     "cache_dir",
@@ -32,13 +33,13 @@ _ALIGNMENT = 64  # bytes, as torch allocates on the CPU
 
 
 def load_converted(
-    cls: type[PreTrainedModel], load: Callable[..., Any], name_or_path: Any, *args: Any, **kwargs: Any
+    class_of: Callable[[type], type], load: Callable[..., Any], name_or_path: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Load a converted model as ``from_pretrained`` does, and check all that came.
 
     Args:
-        cls: the converted class to load.
-        load: the stock ``from_pretrained``, bound to ``cls``.
+        class_of: returns the converted class of a class of Transformers.
+        load: the ``from_pretrained`` of Transformers, bound to the converted class to load.
         name_or_path: a folder or a hub id; None with ``state_dict=`` given.
 
     Returns:
@@ -64,7 +65,7 @@ def load_converted(
     if manifest is not None:
         _check_settings(name_or_path, model.config, manifest)
     check_sizes(name_or_path, model, info, ignore_sizes)
-    check_keys(name_or_path, model, info)
+    check_keys(name_or_path, model, info, class_of)
     restore_unsaved_buffers(model, AttnExtConfig.from_dict(model.config.attn_ext))
     align_memory(model)
     return (model, info) if wants_info else model
@@ -118,7 +119,9 @@ def align_memory(model: torch.nn.Module) -> None:
             tensor.data = tensor.data.clone()
 
 
-def check_keys(name_or_path: Any, model: PreTrainedModel, info: dict[str, Any]) -> None:
+def check_keys(
+    name_or_path: Any, model: PreTrainedModel, info: dict[str, Any], class_of: Callable[[type], type]
+) -> None:
     """Raise AttnExtError for missing or unexpected keys that the difference of heads does not explain.
 
     A missing key is explained if the saved class has no such parameter, an unexpected one if the saved class has it.
@@ -126,7 +129,7 @@ def check_keys(name_or_path: Any, model: PreTrainedModel, info: dict[str, Any]) 
     missing, unexpected = set(info.get("missing_keys") or ()), set(info.get("unexpected_keys") or ())
     if not missing and not unexpected:
         return
-    saved = _saved_keys(model)
+    saved = _saved_keys(model, class_of)
     lost = sorted(key for key in missing if _bare(key, model) in saved)
     extra = sorted(key for key in unexpected if _bare(key, model) not in saved)
     for keys, what in ((lost, "lacks"), (extra, "holds the unexpected")):
@@ -164,16 +167,14 @@ def _check_settings(name_or_path: Any, config: PreTrainedConfig, manifest: dict[
             )
 
 
-def _saved_keys(model: PreTrainedModel) -> set[str]:
+def _saved_keys(model: PreTrainedModel, class_of: Callable[[type], type]) -> set[str]:
     """The bare keys of the class that the folder was saved from; those of ``model`` where it does not say."""
-    from .model_classes import PREFIX, model_class
-
     names = getattr(model.config, "architectures", None) or [type(model).__name__]
-    stock = getattr(transformers, names[0].removeprefix(PREFIX), None)
+    stock = getattr(transformers, names[0].removeprefix(CLASS_PREFIX), None)
     if not isinstance(stock, type) or type(model).stock_class is stock:
         return {_bare(key, model) for key in model.state_dict()}
     with torch.device("meta"):
-        saved = model_class(stock)(model.config)
+        saved = class_of(stock)(model.config)
     return {_bare(key, saved) for key in saved.state_dict()}
 
 

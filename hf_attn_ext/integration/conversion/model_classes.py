@@ -27,13 +27,10 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.families import FAMILIES, auto_classes, head_classes
 from hf_attn_ext.integration.kernel_modules.layers import ATTRIBUTE, attach, plan_feature_maps
 from hf_attn_ext.integration.linear.generation import CACHES, prepare_generation, with_cache
-from hf_attn_ext.integration.names import IMPLEMENTATION
+from hf_attn_ext.integration.names import CLASS_PREFIX, IMPLEMENTATION, TYPE_PREFIX
 
 from .loading import load_converted
 from .saving import save_converted
-
-PREFIX = "AttnExt"
-TYPE_PREFIX = "attn_ext_"
 
 
 class AttnExtConfigMixin:
@@ -112,7 +109,8 @@ class AttnExtModelMixin:
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
         """Load a converted model, strictly; see :func:`hf_attn_ext.integration.conversion.loading.load_converted`."""
-        return load_converted(cls, super().from_pretrained, pretrained_model_name_or_path, *model_args, **kwargs)
+        load = super().from_pretrained
+        return load_converted(model_class, load, pretrained_model_name_or_path, *model_args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save a self-contained folder; see :func:`hf_attn_ext.integration.conversion.saving.save_converted`."""
@@ -142,7 +140,7 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
         "attn_ext": None,
         "model_type": TYPE_PREFIX + stock.model_type,
     }
-    made = strict(type(PREFIX + stock.__name__, (AttnExtConfigMixin, stock), namespace))
+    made = strict(type(CLASS_PREFIX + stock.__name__, (AttnExtConfigMixin, stock), namespace))
     globals()[made.__name__] = made
     return made
 
@@ -159,7 +157,7 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
         # Maps stay in float32 in half precision models, see layers.build_feature_map.
         "_keep_in_fp32_modules_strict": [*(stock._keep_in_fp32_modules_strict or ()), ATTRIBUTE],
     }
-    made = type(PREFIX + stock.__name__, (AttnExtModelMixin, stock), namespace)
+    made = type(CLASS_PREFIX + stock.__name__, (AttnExtModelMixin, stock), namespace)
     # The host finds what a model can record by the name of its class, which a swapped class never entered there.
     dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(made), stock._can_record_outputs)
     globals()[made.__name__] = made
@@ -182,15 +180,6 @@ def restore_classes(model: PreTrainedModel) -> None:
             module.__class__ = type(module).stock_class
             module._keep_in_fp32_modules_strict = set(module._keep_in_fp32_modules_strict) - {ATTRIBUTE}
             module.__dict__.pop(CACHES, None)
-
-
-def auto_map(config: PreTrainedConfig, module_name: str) -> dict[str, str]:
-    """Return the ``auto_map`` of a saved folder: Auto classes to the classes that the shim ``module_name`` finds."""
-    stock = config.model_type.removeprefix(TYPE_PREFIX)
-    entries = {"AutoConfig": f"{module_name}.{type(config).__name__}"}
-    for name, classes in head_classes(stock).items():
-        entries[name] = f"{module_name}.{PREFIX}{classes[0].__name__}"
-    return entries
 
 
 def register_model_type(model_type: str) -> None:
@@ -225,7 +214,7 @@ def register_families() -> None:
 
 def __getattr__(name: str) -> type:
     """Make a class of a model outside the table when it is asked for by name (pickle and the shim do)."""
-    stock = getattr(transformers, name.removeprefix(PREFIX), None) if name.startswith(PREFIX) else None
+    stock = getattr(transformers, name.removeprefix(CLASS_PREFIX), None) if name.startswith(CLASS_PREFIX) else None
     if isinstance(stock, type) and issubclass(stock, PreTrainedConfig):
         return config_class(stock)
     if isinstance(stock, type) and issubclass(stock, PreTrainedModel):

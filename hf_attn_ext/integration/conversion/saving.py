@@ -17,13 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_attn_ext._util.files import write_text
 from hf_attn_ext.errors import AttnExtError
-
-MANIFEST = "attn_ext_manifest.json"
-SHIM = "modeling_attn_ext"
+from hf_attn_ext.integration.base_models.families import head_classes, stock_type
+from hf_attn_ext.integration.names import CLASS_PREFIX, MANIFEST, SHIM
 
 SHIM_TEXT = '''"""Opens this folder with the package hf_attn_ext; importing that package has the same effect.
 
@@ -77,7 +76,7 @@ def save_converted(
         raise AttnExtError(f"{str(target)!r} is a file; name a folder to save the model in")
     push = {name: kwargs.pop(name) for name in _PUSH_KEYWORDS if name in kwargs}
     plain = getattr(model, "_hf_peft_config_loaded", False) or kwargs.get("distributed_checkpoint")
-    model.config.auto_map = _auto_map(model)
+    model.config.auto_map = auto_map(model.config)
     if plain:
         # An adapter beside its base, or every rank its own part: neither is a whole model to vouch for.
         save(target, is_main_process, *args, **kwargs)
@@ -160,7 +159,9 @@ def sha256(file: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
-def _auto_map(model: PreTrainedModel) -> dict[str, str]:
-    from .model_classes import auto_map
-
-    return auto_map(model.config, SHIM)
+def auto_map(config: PreTrainedConfig) -> dict[str, str]:
+    """Return the ``auto_map`` of a saved folder: from Auto classes to the classes that the shim finds."""
+    entries = {"AutoConfig": f"{SHIM}.{type(config).__name__}"}
+    for name, classes in head_classes(stock_type(config.model_type)).items():
+        entries[name] = f"{SHIM}.{CLASS_PREFIX}{classes[0].__name__}"
+    return entries

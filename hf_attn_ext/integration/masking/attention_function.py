@@ -17,6 +17,7 @@ from hf_attn_ext.integration.base_models.families import is_cross_attention
 from hf_attn_ext.integration.softmax import BY_SCORES, BY_SDPA, refuse_modifiers, wants_weights
 
 from .call import MaskCall, mask_call, wrong_mask
+from .flex import block_mask, flex_mask_attention
 from .layouts import check_inputs
 from .settings import Recipe
 
@@ -91,10 +92,8 @@ def masked_attention(
         mask = call.additive(layer, query.device, query.dtype)
         return eager_attention(module, query, key, value, mask, scaling, dropout, kwargs)
     if backend == "flex":
-        from .flex import flex_mask_attention
-
-        block_mask = call.block_mask(layer, query.device)
-        output = flex_mask_attention(module, query, key, value, block_mask, dropout, scaling, kwargs)
+        tiles = block_mask(call, layer, query.device)
+        output = flex_mask_attention(module, query, key, value, tiles, dropout, scaling, kwargs)
         return output.transpose(1, 2).contiguous(), None
     refuse_modifiers(module, kwargs, BY_SDPA, _SDPA)
     mask, causal = call.allowed(layer, query.device, skip=True)

@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
 
 from .settings import FIELD, MaskSettings, Recipe, heads_of
-
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
 
 PACKED = "packed_sequence_mask_function"
 
@@ -140,7 +137,7 @@ class MaskCall:
             device: where the attention is computed.
             skip: give ``(None, True)`` for the causal mask of a whole text without padding, as the host does for sdpa.
         """
-        return self._once(("allowed", layer, str(device), skip), lambda: self._allowed(layer, device, skip))
+        return self.kept(("allowed", layer, str(device), skip), lambda: self._allowed(layer, device, skip))
 
     def _allowed(
         self, layer: Recipe | tuple[Recipe, ...], device: torch.device, skip: bool
@@ -178,14 +175,7 @@ class MaskCall:
             mask, _ = self.allowed(layer, device, skip=False)
             return None if mask is None else torch.where(mask, mask.new_zeros((), dtype=dtype), torch.finfo(dtype).min)
 
-        return self._once(("additive", layer, str(device), dtype), build)
-
-    @torch.compiler.disable
-    def block_mask(self, layer: Recipe | tuple[Recipe, ...], device: torch.device) -> BlockMask:
-        """The mask of :meth:`allowed` for flex_attention, from the closed forms."""
-        from .flex import build_block_mask
-
-        return self._once(("block", layer, str(device)), lambda: build_block_mask(self, layer, device))
+        return self.kept(("additive", layer, str(device), dtype), build)
 
     def specs(self, layer: Recipe | tuple[Recipe, ...]) -> list[MaskSpec]:
         """The masks of this call's length, one a head, or one."""
@@ -201,11 +191,11 @@ class MaskCall:
                 return MaskSpec.from_mask(texts[0], position_ids=positions[0])
             return [MaskSpec.from_mask(text, position_ids=row) for text, row in zip(texts, positions, strict=True)]
 
-        return self._once("orders", build)
+        return self.kept("orders", build)
 
     def stock(self, backend: str) -> Tensor | None:
         """What the host's own mask function gives a layer that keeps the model's pattern."""
-        return self._once(("stock", backend), lambda: ALL_MASK_ATTENTION_FUNCTIONS[backend](**self.host))
+        return self.kept(("stock", backend), lambda: ALL_MASK_ATTENTION_FUNCTIONS[backend](**self.host))
 
     def check_sizes(self, module: nn.Module, query: Tensor, key: Tensor) -> None:
         """Raise unless the call has the queries and keys that the mask was asked for."""
@@ -240,7 +230,8 @@ class MaskCall:
             "replace unseen; leave the layer out (per_layer={number: None})"
         )
 
-    def _once(self, key: Any, build: Callable[[], Any]) -> Any:
+    def kept(self, key: Any, build: Callable[[], Any]) -> Any:
+        """Return what ``build`` returned when ``key`` was first asked for in this pass."""
         if key not in self._built:
             self._built[key] = build()
         return self._built[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,8 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse.registry import kept_by_name
 from hf_attn_ext.integration.softmax import BY_SCORES, refuse_modifiers
 
+from .call import MaskCall
 from .settings import Recipe, heads_of
-
-if TYPE_CHECKING:
-    from .call import MaskCall
 
 BLOCK = 128
 
@@ -65,8 +63,13 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(flex_attention)
 
 
-def build_block_mask(call: MaskCall, layer: Recipe | tuple[Recipe, ...], device: torch.device) -> BlockMask:
-    """The mask of :meth:`.MaskCall.allowed` as a BlockMask: closed forms, and tables where there is padding."""
+@torch.compiler.disable
+def block_mask(call: MaskCall, layer: Recipe | tuple[Recipe, ...], device: torch.device) -> BlockMask:
+    """Return the mask of :meth:`.MaskCall.allowed` as a BlockMask: closed forms, and tables where there is padding."""
+    return call.kept(("block", layer, str(device)), lambda: _build_block_mask(call, layer, device))
+
+
+def _build_block_mask(call: MaskCall, layer: Recipe | tuple[Recipe, ...], device: torch.device) -> BlockMask:
     recipes = heads_of(layer)
     if call.given is not None or call.q_offset or call.kv_length > call.stop:
         mask, _ = call.allowed(layer, device, skip=False)

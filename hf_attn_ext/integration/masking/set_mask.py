@@ -28,9 +28,9 @@ from hf_attn_ext.integration.base_models.positions import position_table
 from hf_attn_ext.integration.base_models.wrapping import share_config, unwrap
 from hf_attn_ext.integration.kernel_modules.first_use import attached_on_first_use, is_stock
 from hf_attn_ext.integration.kernel_modules.layers import converted_layers
-from hf_attn_ext.integration.masking.linear_masks import check_linear_mask
 from hf_attn_ext.integration.names import BEFORE_MASK, HASSE, IMPLEMENTATION
 
+from .linear_masks import check_linear_mask
 from .settings import BACKENDS, FIELD, MaskSettings, Recipe, heads_of
 
 Layer = Recipe | tuple[Recipe, ...] | None

@@ -26,6 +26,7 @@ from hf_attn_ext.integration import (
     supported_model_types,
 )
 from hf_attn_ext.integration.base_models.evaluation import evaluating
+from hf_attn_ext.integration.base_models.families import stock_type
 from hf_attn_ext.training.config import Stage1Config
 from hf_attn_ext.training.data.encoding import model_inputs
 
@@ -139,7 +140,7 @@ def _run_stream(
     last = layers[-1].name
     causal = any(getattr(layer.module, "is_causal", False) for layer in layers)
     # a model that is not in the table may use one attention module many times (ALBERT does): let it run through
-    known = model.config.model_type.removeprefix("attn_ext_") in supported_model_types()
+    known = stock_type(model.config.model_type) in supported_model_types()
 
     def listen(call: AttentionCall) -> None:
         on_layer(call)
