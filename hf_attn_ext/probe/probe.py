@@ -17,7 +17,9 @@ from hf_attn_ext.errors import AttnExtError, short
 from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.integration.base_models.projections import projection_layers
 from hf_attn_ext.integration.base_models.readable_layers import capturable_layers, config_special_ids, layer_count
-from hf_attn_ext.integration.capture.capture import ForwardPass, HeadOutputs, capture
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
+from hf_attn_ext.integration.capture.passes import ForwardPass
 from hf_attn_ext.probe.corpus.annotate import shuffled
 from hf_attn_ext.probe.report.notes import notes
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, read

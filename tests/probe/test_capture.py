@@ -29,7 +29,7 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.capture import capture as capture_module
 from hf_attn_ext.integration.capture.attention_maps import attention_map
 from hf_attn_ext.integration.capture.capture import capture
-from hf_attn_ext.integration.capture.running_calls import running_calls
+from hf_attn_ext.integration.capture.passes import running_calls
 from hf_attn_ext.probe import ContextSimilarityProbe
 
 FAMILIES = ["bert", "roberta", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "mistral"]
@@ -120,7 +120,7 @@ def test_other_models_and_the_interface_are_left_alone():
     assert AttentionInterface.get_interface is before
     assert hooks == [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
     assert keys == (set(model.__dict__), set(model.encoder.layer[0].attention.self.__dict__))
-    assert not capture_module._CAPTURES and not capture_module._OPEN
+    assert not capture_module._CAPTURED_LAYERS and not capture_module._OPEN_CAPTURES
     model(**tiny.inputs())
     with pytest.raises(AttnExtError, match="no forward pass"):
         probe.matrices(0)

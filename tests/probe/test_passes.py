@@ -14,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.capture import capture as capture_module
 from hf_attn_ext.integration.capture.capture import capture
-from hf_attn_ext.integration.capture.running_calls import running_calls
+from hf_attn_ext.integration.capture.passes import running_calls
 from hf_attn_ext.probe import ContextSimilarityProbe
 
 MATRICES = {"keep": ("matrices",)}
@@ -64,7 +64,7 @@ def test_an_exception_leaves_no_trace():
     assert probe.matrices(0).shape == (3, 2, 7, 7)
     with pytest.raises(KeyError), ContextSimilarityProbe(model, **MATRICES):
         raise KeyError
-    assert not capture_module._CAPTURES and AttentionInterface.get_interface is capture_module._ORIGINAL
+    assert not capture_module._CAPTURED_LAYERS and AttentionInterface.get_interface is capture_module._ORIGINAL
 
 
 def test_threads_with_probes_of_their_own_and_with_one_between_them():
@@ -145,7 +145,9 @@ def test_a_thread_with_a_capture_on_the_model_is_not_seen_by_those_of_other_thre
 
     run_threads(own, 2)
     assert found == {0: 3 + 2, 1: 5 + 2}
-    assert not capture_module._OPEN and not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    assert not capture_module._OPEN_CAPTURES and not any(
+        m._forward_pre_hooks or m._forward_hooks for m in model.modules()
+    )
 
 
 def test_a_capture_on_another_model_does_not_take_a_thread_s_passes():

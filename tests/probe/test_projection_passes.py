@@ -7,7 +7,7 @@ from own_models import HomeMade, batch
 from torch import nn
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.capture.running_calls import running_calls
+from hf_attn_ext.integration.capture.passes import running_calls
 from hf_attn_ext.probe import ContextSimilarityProbe
 
 MATRICES = {"keep": ("matrices",)}

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.capture.running_calls import running_calls
+from hf_attn_ext.integration.capture.passes import running_calls
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeConfig
 from hf_attn_ext.probe.report.browser import browse
 from hf_attn_ext.probe.run import run_statistics

@@ -13,8 +13,11 @@ from transformers import BertForMaskedLM
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
+from hf_attn_ext.integration.base_models.readable_layers import capturable_layers
 from hf_attn_ext.integration.capture.attention_maps import attention_map
-from hf_attn_ext.integration.capture.capture import ForwardPass, HeadOutputs, capturable_layers, capture
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
+from hf_attn_ext.integration.capture.passes import ForwardPass
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, findings
 from hf_attn_ext.probe.streaming import measures, similarity
 from hf_attn_ext.probe.streaming.stream import Settings, Stream, fed

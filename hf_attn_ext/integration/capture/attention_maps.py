@@ -17,7 +17,7 @@ from hf_attn_ext.integration.names import STREAM
 from hf_attn_ext.integration.softmax import expand_padding, lower_triangle
 
 if TYPE_CHECKING:
-    from .capture import HeadOutputs
+    from .head_outputs import HeadOutputs
 
 
 @dataclasses.dataclass

@@ -1,19 +1,23 @@
-"""Every head's output before the output projection, during ordinary forward passes of any model of the interface.
+"""Capture every head's output before the output projection, during ordinary forward passes of any model.
 
-The host's models look their attention function up at each call; while a :func:`capture` is open, what they find is
-wrapped, and the wrapper hands the call's tensors on after the function has run. Nothing of the model is replaced, so
-its outputs are the same bits. Only the captured model's own forward passes are wrapped; when the last capture ends, the
-look-up is the host's again.
+Models look up their attention function at each call, by ``AttentionInterface.get_interface``. While a capture is open,
+the look-up returns a wrapper that calls the function and then hands the call's tensors to the listeners. The model is
+not changed, so its outputs are the same bits. Only the passes of captured models are wrapped: a context variable holds
+the calls that the current thread is in.
 
-Of other models, a hook reads what each layer's output projection is given (:mod:`.projections`).
+The look-up itself has to be replaced while a capture is open. Eager attention is not in the interface's mapping: each
+modeling file passes its own function as the default of the look-up, under names that differ, so a wrapper registered
+as ``"eager"`` would not know which function to call.
+
+For models outside the attention interface, a hook reads the input of each layer's output projection.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,94 +32,46 @@ from hf_attn_ext.integration.base_models.families import is_cross_attention
 from hf_attn_ext.integration.base_models.projections import heads_of_input
 from hf_attn_ext.integration.base_models.readable_layers import Layer, capturable_layers, reading_hosts
 
-from .running_calls import begin_call, drop_calls, drop_dead, failed, running_calls
-
-
-@dataclasses.dataclass
-class ForwardPass:
-    """One forward pass of the captured model, from the call of the model that reads the tokens.
-
-    Attributes:
-        input_ids: (B, N), or None where the caller gave embeddings.
-        attention_mask: bool (B, N), True = real token; all True where the caller gave none. Of a mask with more axes,
-            padding is what no query may see, see :func:`.call_arguments.padding_mask`.
-        notes: room for whoever listens: it lives as long as the pass.
-    """
-
-    input_ids: Tensor | None
-    attention_mask: Tensor | None
-    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass
-class HeadOutputs:
-    """What one layer computed in one call; the tensors are detached views, not copies.
-
-    Attributes:
-        layer: which one.
-        forward: the pass that the call belongs to.
-        output: (B, H, N, d_v), the heads' outputs before the output projection.
-        query, key: (B, H, N, d) and (B, H or fewer, N, d), as the attention function got them; None where heads are
-            read at the projection.
-        attention_mask: as the attention function got it, in the form of its backend.
-        scaling: what multiplies ``q . k``.
-        causal: query i sees the keys 0..i only, where ``attention_mask`` does not say what it sees.
-        modifiers: names of the host's keywords that change the weights in a way that is not followed here.
-    """
-
-    layer: Layer
-    forward: ForwardPass
-    output: Tensor
-    query: Tensor | None = None
-    key: Tensor | None = None
-    attention_mask: Any = None
-    scaling: float = 1.0
-    causal: bool = False
-    modifiers: tuple[str, ...] = ()
-
-    def check_single(self, listener: Any) -> None:
-        """Raise where ``listener`` got this layer in the same pass before: whose heads would be mixed up.
-
-        Raises:
-            AttnExtError: it did.
-        """
-        seen = self.forward.notes.setdefault((listener, "layers"), set())
-        if self.layer.index in seen:
-            raise AttnExtError(
-                f"{self.layer.name} ran more than once in a pass: layers that share weights are not told apart"
-            )
-        seen.add(self.layer.index)
+from .head_outputs import HeadOutputs
+from .passes import ForwardPass, RunningCall, returned_call, running, running_calls
 
 
 class _Capture:
     """One open capture: its listeners, its layers, the models whose calls are passes, and the thread that opened it."""
 
     def __init__(
-        self, on_layer: Callable, on_end: Callable | None, layers: Sequence[Layer], hosts: Sequence[nn.Module]
+        self, on_layer: Callable, on_end: Callable | None, layers: Sequence[Layer], models: Sequence[nn.Module]
     ) -> None:
         self.on_layer, self.on_end = on_layer, on_end
-        self.projections = [layer for layer in layers if layer.projection]
-        self.hosts, self.inside = hosts, {module for host in hosts for module in host.modules()}
+        self.layers, self.projections = layers, [layer for layer in layers if layer.projection]
+        self.models, self.inside = models, {module for model in models for module in model.modules()}
         self.thread = threading.get_ident()
         # numbers of the layers that have shown which of their axes is the batch
-        self.told: set[int] = set()
+        self.known_batch_axis: set[int] = set()
 
-    def hears(self) -> bool:
+    def listens(self) -> bool:
         """Whether a pass that begins in this thread is for this capture."""
-        here = threading.get_ident()
-        return self.thread == here or not any(one.thread == here and self._same_model(one) for one in _OPEN)
+        if any(call.capture is self for call in running_calls()):  # a call inside a pass belongs to it
+            return True
+        thread = threading.get_ident()
+        return self.thread == thread or not any(
+            other.thread == thread and self._same_model(other) for other in _OPEN_CAPTURES
+        )
 
     def _same_model(self, other: _Capture) -> bool:
-        return any(host in other.inside for host in self.hosts) or any(host in self.inside for host in other.hosts)
+        return any(model in other.inside for model in self.models) or any(
+            model in self.inside for model in other.models
+        )
 
 
-# Captured attention modules.
-_CAPTURES: weakref.WeakKeyDictionary[nn.Module, dict[_Capture, Layer]] = weakref.WeakKeyDictionary()
+# Open captures; the layers that they read, by attention module; the models whose calls are passes.
+_OPEN_CAPTURES: tuple[_Capture, ...] = ()
+_CAPTURED_LAYERS: weakref.WeakKeyDictionary[nn.Module, dict[_Capture, Layer]] = weakref.WeakKeyDictionary()
+_CAPTURED_MODELS: weakref.WeakKeyDictionary[nn.Module, tuple[_Capture, ...]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
-_OPEN: tuple[_Capture, ...] = ()
 _ORIGINAL = AttentionInterface.get_interface
 
-# Keywords of the host's attention functions that change the weights.
+# Keywords of Transformers' attention functions that change the weights.
 _MODIFIERS = ("position_bias", "softcap", "s_aux", "cu_seq_lens_q")
 
 
@@ -126,67 +82,123 @@ def capture(
     on_end: Callable[[ForwardPass], Any] | None = None,
     layers: Sequence[Layer] | None = None,
 ) -> Iterator[None]:
-    """Inside, ``on_layer`` gets every chosen layer's heads during each forward pass, on every backend.
+    """Call ``on_layer`` with every chosen layer's heads during each forward pass in the block, on every backend.
 
-    ``on_end`` is called for each pass when the outermost call of the model (with its head) has come to its end, and not
-    where that was broken off by an exception. Both run without gradients. Captures nest, on one model too. A pass is
-    seen by the captures that its own thread has opened on this model; a pass in a thread that has opened none, by all
-    of them. Calls outside a forward pass of the model (the second run of a checkpointed layer, a layer called by hand)
-    are not handed on.
+    ``on_end`` is called for each pass when the outermost call of the model (with its head) has returned, and not if an
+    exception broke it off. Both run without gradients. Captures nest, also on one model. A pass is seen by the captures
+    that its own thread has opened on this model; a pass in a thread that has opened none, by all of them. Calls outside
+    a forward pass of the model (the second run of a checkpointed layer, a layer called by hand) are not handed on.
+
+    Args:
+        model: a model, or a module that contains one.
+        on_layer: receives a :class:`HeadOutputs` per layer and pass.
+        on_end: receives the :class:`ForwardPass`.
+        layers: the layers to capture; None takes those of :func:`.readable_layers.capturable_layers`.
 
     Raises:
-        AttnExtError: see :func:`.capturable.capturable_layers`; inside the block, for a pass that continues a cache:
-            the earlier tokens' outputs are gone; for a mask (B, N) of other values than 0 and 1; for a projection that
-            is given another shape or width, as many texts as tokens before it has shown which is which, or is not
-            called at all.
+        AttnExtError: see :func:`.readable_layers.capturable_layers`; inside the block, for a pass that continues a
+            cache, whose earlier outputs are gone; for a mask (B, N) of values other than 0 and 1; for a projection that
+            gets another shape or width, that gets as many texts as tokens before a pass has shown which axis is the
+            batch, or that is not called at all.
 
     Example:
         >>> with capture(model, lambda call: print(call.layer.index, call.output.shape)):  # doctest: +SKIP
         ...     model(**batch)
+
+    Source: ours.
     """
     layers = capturable_layers(model) if layers is None else layers
-    one = _Capture(on_layer, on_end, layers, reading_hosts(model, layers))
+    opened = _Capture(on_layer, on_end, layers, reading_hosts(model, layers))
     handles = []
     try:
-        _install(one, layers)
-        for layer in one.projections:
-            handles.append(layer.module.register_forward_pre_hook(_entered(one)))
-        for host in one.hosts:
-            handles.append(host.register_forward_pre_hook(_begin(one), with_kwargs=True))
-            handles.append(host.register_forward_hook(_end(one), always_call=True))
+        _install(opened)
+        for layer in opened.projections:
+            handles.append(layer.module.register_forward_pre_hook(_projection_hook(opened)))
+        for called in opened.models:
+            handles.append(called.register_forward_hook(_end_hook(opened)))
         yield
     finally:
         for handle in handles:
             handle.remove()
-        _remove(one, layers)
-        drop_calls(lambda call: call.capture is one)
+        _remove(opened)
 
 
-def _install(one: _Capture, layers: Sequence[Layer]) -> None:
-    global _OPEN
+def _install(opened: _Capture) -> None:
+    global _OPEN_CAPTURES
     with _LOCK:
-        for layer in layers:
-            # replaced, never changed: another thread may be walking through it
-            _CAPTURES[layer.module] = {**_CAPTURES.get(layer.module, {}), one: layer}
-        _OPEN = (*_OPEN, one)
-        AttentionInterface.get_interface = _get_interface
+        for layer in opened.layers:
+            # replaced, never changed: another thread may be iterating over it
+            _CAPTURED_LAYERS[layer.module] = {**_CAPTURED_LAYERS.get(layer.module, {}), opened: layer}
+        for model in opened.models:
+            if model not in _CAPTURED_MODELS:
+                _wrap_forward(model)
+            _CAPTURED_MODELS[model] = (*_CAPTURED_MODELS.get(model, ()), opened)
+        _OPEN_CAPTURES = (*_OPEN_CAPTURES, opened)
+        AttentionInterface.get_interface = _get_interface  # type: ignore[method-assign]  # see the module's docstring
 
 
-def _remove(one: _Capture, layers: Sequence[Layer]) -> None:
-    global _OPEN
+def _remove(closed: _Capture) -> None:
+    global _OPEN_CAPTURES
     with _LOCK:
-        for layer in layers:
-            rest = {other: its for other, its in _CAPTURES.get(layer.module, {}).items() if other is not one}
-            if rest:
-                _CAPTURES[layer.module] = rest
+        for layer in closed.layers:
+            others = {o: entry for o, entry in _CAPTURED_LAYERS.get(layer.module, {}).items() if o is not closed}
+            if others:
+                _CAPTURED_LAYERS[layer.module] = others
             else:
-                _CAPTURES.pop(layer.module, None)
-        _OPEN = tuple(other for other in _OPEN if other is not one)
-        if not _OPEN:
-            AttentionInterface.get_interface = _ORIGINAL
+                _CAPTURED_LAYERS.pop(layer.module, None)
+        for model in closed.models:
+            rest = tuple(other for other in _CAPTURED_MODELS.get(model, ()) if other is not closed)
+            if rest:
+                _CAPTURED_MODELS[model] = rest
+            elif _CAPTURED_MODELS.pop(model, None):
+                _unwrap_forward(model)
+        _OPEN_CAPTURES = tuple(other for other in _OPEN_CAPTURES if other is not closed)
+        if not _OPEN_CAPTURES:
+            AttentionInterface.get_interface = _ORIGINAL  # type: ignore[method-assign]
 
 
-# A model that is compiled inside the block is traced around what is disabled here, and captured all the same.
+def _wrap_forward(model: nn.Module) -> None:
+    """Let ``model.forward`` enter the calls of open captures; a hook would miss a KeyboardInterrupt.
+
+    It is a bound method, so that a copy of the model runs the copy.
+    """
+    instance_forward = model.__dict__.get("forward")  # set by libraries such as accelerate
+    original = type(model).forward if instance_forward is None else instance_forward
+
+    # A model that is compiled inside the block is compiled around this function, and captured all the same.
+    @functools.partial(torch.compiler.disable, recursive=False)
+    @functools.wraps(original)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        first = (self,) if instance_forward is None else ()
+        calls = _begin(self, args, kwargs)
+        if not calls:
+            return original(*first, *args, **kwargs)
+        with running(calls):
+            return original(*first, *args, **kwargs)
+
+    model.__dict__["forward"] = types.MethodType(forward, model)
+    model.__dict__["_attn_ext_instance_forward"] = instance_forward
+
+
+@torch.compiler.disable
+def _begin(model: nn.Module, args: tuple, kwargs: dict) -> tuple[RunningCall, ...]:
+    """Return the calls that begin, one for each capture that listens."""
+    listening = [each for each in _CAPTURED_MODELS.get(model, ()) if each.listens()]
+    if not listening:
+        return ()
+    given = arguments(model, args, kwargs)
+    check_no_cache(given)
+    ids, mask = given.get("input_ids"), padding_mask(given)
+    return tuple(RunningCall(each, model, ForwardPass(ids, mask)) for each in listening)
+
+
+def _unwrap_forward(model: nn.Module) -> None:
+    instance_forward = model.__dict__.pop("_attn_ext_instance_forward", None)
+    model.__dict__.pop("forward", None)
+    if instance_forward is not None:
+        model.__dict__["forward"] = instance_forward
+
+
 @torch.compiler.disable
 def _get_interface(self: AttentionInterface, attn_implementation: str, default: Callable) -> Callable:
     function = _ORIGINAL(self, attn_implementation, default)
@@ -196,21 +208,21 @@ def _get_interface(self: AttentionInterface, attn_implementation: str, default: 
 @torch.compiler.disable
 def _observed(function: Callable, module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
     result = function(module, query, key, *args, **kwargs)
-    if module in _CAPTURES and not is_cross_attention(module):
-        for one, layer, stack in _listeners(module):
+    if module in _CAPTURED_LAYERS and not is_cross_attention(module):
+        for listener, layer, passes in _listeners(module):
             with torch.no_grad():
-                one.on_layer(_interface_call(layer, _nearest(stack), result[0], query, key, args, kwargs))
+                listener.on_layer(_interface_call(layer, _reading_pass(passes), result[0], query, key, args, kwargs))
     return result
 
 
-def _entered(one: _Capture) -> Callable:
-    """The hook of an output projection."""
+def _projection_hook(opened: _Capture) -> Callable:
+    """Return the forward pre-hook of an output projection."""
 
     @torch.compiler.disable
-    def entered(module: nn.Module, args: tuple) -> None:
-        for listener, layer, stack in _listeners(module):
-            if listener is one:
-                forward = _nearest(stack)
+    def hook(module: nn.Module, args: tuple) -> None:
+        for listener, layer, passes in _listeners(module):
+            if listener is opened:
+                forward = _reading_pass(passes)
                 mask = forward.attention_mask
                 if forward.input_ids is None and mask is None:
                     raise AttnExtError(
@@ -218,34 +230,39 @@ def _entered(one: _Capture) -> Callable:
                         "name, and its padding mask as attention_mask"
                     )
                 with torch.no_grad():
-                    output = heads_of_input(layer, args, None if mask is None else mask.shape, one.told)
-                    ran = stack[0].notes.setdefault(one, {})
-                    ran[layer.index] = output.shape[1] * output.shape[3]
-                    first = next(iter(ran))
-                    if ran[first] != ran[layer.index]:
-                        raise AttnExtError(
-                            f"{layer.name} got {ran[layer.index]} numbers a token and layer {first} {ran[first]}: "
-                            "they are not projections of one kind; name one kind"
-                        )
-                    one.on_layer(HeadOutputs(layer, forward, output))
+                    shape = None if mask is None else mask.shape
+                    output = heads_of_input(layer, args, shape, opened.known_batch_axis)
+                    _check_width(passes[0], opened, layer, output.shape[1] * output.shape[3])
+                    opened.on_layer(HeadOutputs(layer, forward, output))
 
-    return entered
+    return hook
+
+
+def _check_width(outermost: ForwardPass, opened: _Capture, layer: Layer, width: int) -> None:
+    """Note that the layer ran in the pass; raise if it is wider or narrower than the layers before it."""
+    widths = outermost.notes.setdefault(opened, {})
+    widths[layer.index] = width
+    first = next(iter(widths))
+    if widths[first] != width:
+        raise AttnExtError(
+            f"{layer.name} got {width} numbers a token and layer {first} {widths[first]}: "
+            "they are not projections of one kind; name one kind"
+        )
 
 
 def _listeners(module: nn.Module) -> list[tuple[_Capture, Layer, list[ForwardPass]]]:
-    """Who listens to a module in this thread, and the passes that it is in, the outermost first."""
-    drop_dead()
-    found = []
-    for one, layer in _CAPTURES.get(module, {}).items():
-        stack = [call.forward for call in running_calls() if call.capture is one]
-        if stack:
-            found.append((one, layer, stack))
-    return found
+    """Return who listens to a module in this context, and the passes that it is in, the outermost first."""
+    listeners = []
+    for listener, layer in _CAPTURED_LAYERS.get(module, {}).items():
+        passes = [call.forward for call in running_calls() if call.capture is listener]
+        if passes:
+            listeners.append((listener, layer, passes))
+    return listeners
 
 
-def _nearest(stack: list[ForwardPass]) -> ForwardPass:
-    """A head may read the tokens and hand embeddings on: the pass is then the nearest one that knows its tokens."""
-    return next((its for its in reversed(stack) if its.input_ids is not None), stack[-1])
+def _reading_pass(passes: list[ForwardPass]) -> ForwardPass:
+    """Return the innermost pass that knows its tokens: a head may read the tokens and pass embeddings on."""
+    return next((each for each in reversed(passes) if each.input_ids is not None), passes[-1])
 
 
 def _interface_call(
@@ -280,46 +297,29 @@ def _interface_call(
     )
 
 
-def _begin(one: _Capture) -> Callable:
+def _end_hook(opened: _Capture) -> Callable:
+    """Return the forward hook of a model. torch does not call it if the call, or a hook before it, fails."""
+
     @torch.compiler.disable
-    def begin(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        drop_dead()
-        # whose pass it is is decided where it begins: a call inside it belongs to it
-        if not any(call.capture is one for call in running_calls()) and not one.hears():
+    def hook(module: nn.Module, args: tuple, result: Any) -> None:
+        call = returned_call(opened, module)
+        if call is None or result is None:
             return
-        given = arguments(module, args, kwargs)
-        check_no_cache(given)
-        begin_call(one, module, ForwardPass(given.get("input_ids"), padding_mask(given)))
-
-    return begin
-
-
-def _end(one: _Capture) -> Callable:
-    @torch.compiler.disable
-    def end(module: nn.Module, args: tuple, result: Any) -> None:
-        mine = [call for call in running_calls() if call.capture is one]
-        places = [place for place, call in enumerate(mine) if call.module is module]
-        if not places:  # its own beginning was refused
+        ended = [*call.finished, call.forward]
+        outer = [other for other in running_calls() if other.capture is opened]
+        if outer:
+            outer[-1].finished += ended
             return
-        call, over = mine[places[-1]], mine[places[-1] :]
-        drop_calls(lambda other: other in over)
-        # a hook of somebody else may fail behind the model: the result is there, and the call has failed all the same
-        if result is None or failed(call):
-            return
-        ended = [*call.over, call.forward]
-        if places[-1]:
-            mine[places[-1] - 1].over += ended
-            return
-        ran = call.forward.notes.pop(one, {})
-        silent = [layer.name for layer in one.projections if layer.index not in ran]
+        widths = call.forward.notes.pop(opened, {})
+        silent = [layer.name for layer in opened.projections if layer.index not in widths]
         if silent:
             raise AttnExtError(
                 f"{silent[0]} was not called in the pass (its weights may be used without it, as in "
                 "torch.nn.MultiheadAttention): nothing can be read there; name another module"
             )
-        if one.on_end is not None:
+        if opened.on_end is not None:
             with torch.no_grad():
                 for forward in ended:
-                    one.on_end(forward)
+                    opened.on_end(forward)
 
-    return end
+    return hook

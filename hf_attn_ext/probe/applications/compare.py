@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.integration.base_models.readable_layers import Layer, capturable_layers, token_reader
-from hf_attn_ext.integration.capture.capture import HeadOutputs, capture
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.probe.corpus.annotate import Annotation
 from hf_attn_ext.probe.options import check_tokenizer, percents_of, special_ids, whole
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, read

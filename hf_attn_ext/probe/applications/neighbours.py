@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from hf_attn_ext.integration.base_models.readable_layers import capturable_layers
 from hf_attn_ext.integration.capture.attention_maps import attention_map, visible_keys
-from hf_attn_ext.integration.capture.capture import HeadOutputs, capture
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.probe.streaming.feeding import read
 
 NEAREST = 2

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from hf_attn_ext.errors import AttnExtError, short
 from hf_attn_ext.integration.base_models.families import output_projection, projection_by_head
 from hf_attn_ext.integration.base_models.readable_layers import Layer, capturable_layers
-from hf_attn_ext.integration.capture.capture import HeadOutputs, capture
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.probe.json_text import json_text
 from hf_attn_ext.probe.options import whole
 from hf_attn_ext.probe.probe import ContextSimilarityProbe

@@ -25,7 +25,8 @@ from hf_attn_ext.integration.base_models.readable_layers import (
     token_reader,
 )
 from hf_attn_ext.integration.capture.attention_maps import attention_map, check_followed, visible_keys
-from hf_attn_ext.integration.capture.capture import HeadOutputs, capture
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.probe.corpus.annotate import annotate, padding_id, sentence_starts
 from hf_attn_ext.probe.options import (
     check_ids,

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.integration.base_models.readable_layers import max_tokens
-from hf_attn_ext.integration.capture.capture import HeadOutputs, capture
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.probe.corpus.annotate import segment_starts, sentence_starts
 from hf_attn_ext.probe.options import percents_of, special_ids
 from hf_attn_ext.probe.probe import ContextSimilarityProbe

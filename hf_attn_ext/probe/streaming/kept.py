@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.capture.capture import ForwardPass
+from hf_attn_ext.integration.capture.passes import ForwardPass
 
 
 class KeptMatrices:

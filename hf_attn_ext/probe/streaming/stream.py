@@ -13,7 +13,8 @@ import torch
 
 from hf_attn_ext.errors import AttnExtError, short
 from hf_attn_ext.integration.capture.attention_maps import attention_map, check_followed, visible_keys
-from hf_attn_ext.integration.capture.capture import ForwardPass, HeadOutputs
+from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
+from hf_attn_ext.integration.capture.passes import ForwardPass
 from hf_attn_ext.probe.corpus.annotate import Annotation
 
 from .measures import attention_sums, chance_sums, high_pairs, in_parts, pair_sums
