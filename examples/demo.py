@@ -1,7 +1,7 @@
 """The main job, end to end, on real weights and real text.
 
-    python examples/demo.py                                            # MiniLM, review sentences: 8 minutes, two cores
-    python examples/demo.py --model roberta-base --data glue/sst2      # hub ids, where a hub is reachable
+    python -m examples.demo                                         # MiniLM, review sentences: 8 minutes, two cores
+    python -m examples.demo --model roberta-base --data glue/sst2   # hub ids, where a hub is reachable
 
 Fine-tunes the teacher, converts every layer to linear attention, trains the kernels (stage 1) and then the model on
 its task (stage 2), and measures at every step, beside a control without attention. The result is saved, opened again
@@ -20,22 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks.assets import AssetError, ensure
+from examples.demo_shared import add_set_option, peak_memory, print_ending, print_table, reopen, silence_transformers
+from hf_attn_ext.errors import AttnExtError
+
 START = time.perf_counter()
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
-
-import numpy as np  # noqa: E402
-from assets import AssetError, ensure  # noqa: E402
-from demo_shared import (  # noqa: E402
-    add_set_option,
-    peak_memory,
-    print_ending,
-    print_table,
-    reopen,
-    silence_transformers,
-)
-
-from hf_attn_ext.errors import AttnExtError  # noqa: E402
 
 # What the fresh process runs: transformers and `import hf_attn_ext`, nothing else of ours. It makes the batches that
 # the evaluation made (longest first, 64 at a time), because sums in another order may differ in the last bit.

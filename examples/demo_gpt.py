@@ -1,8 +1,8 @@
 """The main job for decoders, end to end, on real text, or on a real GPT-2 without any text.
 
-    python examples/demo_gpt.py                # a small GPT on the State of the Union addresses
-    python examples/demo_gpt.py --model mgm    # a real GPT-2 (microbiome), data-free: on texts that it wrote itself
-    python examples/demo_gpt.py --model gpt2 --data Salesforce/wikitext/wikitext-2-raw-v1    # where a hub is reachable
+    python -m examples.demo_gpt                # a small GPT on the State of the Union addresses
+    python -m examples.demo_gpt --model mgm    # a real GPT-2 (microbiome), data-free: on texts that it wrote itself
+    python -m examples.demo_gpt --model gpt2 --data Salesforce/wikitext/wikitext-2-raw-v1    # needs a hub
 
 Trains the teacher (``sotu``: a BPE vocabulary and a GPT of 1.1 million parameters, from scratch; the others are taken
 as they are), converts every layer to linear attention, trains the kernels on the softmax stream (stage 1) and then the
@@ -24,22 +24,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks.assets import AssetError, ensure
+from examples.demo_shared import add_set_option, peak_memory, print_ending, print_table, reopen, silence_transformers
+from hf_attn_ext.errors import AttnExtError
+
 START = time.perf_counter()
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
-
-import numpy as np  # noqa: E402
-from assets import AssetError, ensure  # noqa: E402
-from demo_shared import (  # noqa: E402
-    add_set_option,
-    peak_memory,
-    print_ending,
-    print_table,
-    reopen,
-    silence_transformers,
-)
-
-from hf_attn_ext.errors import AttnExtError  # noqa: E402
 
 # What the fresh process runs: transformers and `import hf_attn_ext`, nothing else of ours. It makes the batches that
 # the evaluation made, because sums in another order may differ in the last bit.
@@ -122,10 +113,9 @@ def sotu_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def start_sotu(folder: Path, texts: Path, seed: int) -> Path:
     """Make the untrained GPT and its vocabulary, where they are not made yet; return their folder."""
-    from sotu_gpt.corpus import train_tokenizer
-    from sotu_gpt.models import stock_model
-    from train_sotu_gpt import build_parser
-
+    from benchmarks.studies.train_sotu_gpt.__main__ import build_parser
+    from benchmarks.studies.train_sotu_gpt.corpus import train_tokenizer
+    from benchmarks.studies.train_sotu_gpt.models import stock_model
     from hf_attn_ext.training.files import new_folder
 
     if not folder.is_dir():
@@ -141,7 +131,7 @@ def start_sotu(folder: Path, texts: Path, seed: int) -> Path:
 
 def mgm_settings(options: argparse.Namespace) -> dict[str, Any]:
     """A real GPT-2 whose training text nobody has: it writes its own, and the student learns its predictions."""
-    from written_texts import write_samples
+    from benchmarks.studies.common.written_texts import write_samples
 
     model = ensure("mgm")
     samples = write_samples(model, Path(f"{options.out}-samples"), options.seed, options.samples)

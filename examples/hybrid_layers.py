@@ -17,22 +17,14 @@ import sys
 from pathlib import Path
 
 import torch
+from transformers import AutoModel, AutoTokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
-
-from transformers import AutoModel, AutoTokenizer  # noqa: E402
-
-import hf_attn_ext as hax  # noqa: E402
-from hf_attn_ext.probe import suggest_layers  # noqa: E402
+import hf_attn_ext as hax
+from hf_attn_ext.probe import suggest_layers
 
 
-def read_texts(path: Path | None, count: int) -> list[str]:
-    """Lines of a text file, or the ``text`` column of a CSV file; None reads the review sentences."""
-    if path is None:
-        from assets import ensure
-
-        path = ensure("reviews") / "validation.csv"
+def read_texts(path: Path, count: int) -> list[str]:
+    """Lines of a text file, or the ``text`` column of a CSV file."""
     with path.open(encoding="utf-8", newline="") as stream:
         if path.suffix == ".csv":
             texts = [row["text"] for row in csv.DictReader(stream)]
@@ -67,8 +59,13 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="a model's folder or hub id; default: MiniLM from the assets")
-    parser.add_argument("--texts", type=Path, help="a text file, a sentence a line, or a CSV file with a text column")
+    parser.add_argument("--model", default=".assets/minilm-roberta", help="a folder or a hub id")
+    parser.add_argument(
+        "--texts",
+        type=Path,
+        default=Path(".assets/reviews/validation.csv"),
+        help="a text file, a sentence a line, or a CSV file with a text column",
+    )
     parser.add_argument("--kernel", default="flexformer_c")
     parser.add_argument("--num-features", type=int, default=64)
     parser.add_argument("--keep", type=int, default=2, help="layers that keep softmax in the hybrid")
@@ -85,10 +82,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     name = options.model
-    if name is None:
-        from assets import ensure
-
-        name = ensure("minilm")
     model, tokenizer = AutoModel.from_pretrained(name), AutoTokenizer.from_pretrained(name)
     texts = read_texts(options.texts, options.count)
     settings = {"kernel": options.kernel, "num_features": options.num_features}

@@ -8,13 +8,13 @@ A floor above integration, beside hub; ``hf-attn-ext bench`` runs it, scripts ma
 A report is a plain dictionary, the JSON file that the command writes; ``report.py`` prints it, ``plot.py`` draws it.
 """
 
-from .attention import AttentionBench, bench_attention
-from .contestants import Contestant, Workload
-from .decode import DecodeBench, bench_decode
-from .figures import Crossover, crossover, growth
-from .hasse import HasseBench, bench_hasse
-from .order import OrderBench, bench_order
-from .timing import Timing, measure
+from benchmarks.speed.attention.bench import AttentionBench, bench_attention
+from benchmarks.speed.attention.contestants import Contestant, Workload
+from benchmarks.speed.attention.decode import DecodeBench, bench_decode
+from benchmarks.speed.measuring.figures import Crossover, crossover, growth
+from benchmarks.speed.measuring.timing import Timing, measure
+from benchmarks.speed.orders.hasse import HasseBench, bench_hasse
+from benchmarks.speed.orders.order import OrderBench, bench_order
 
 __all__ = [
     "AttentionBench",

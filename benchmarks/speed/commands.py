@@ -51,10 +51,10 @@ def attention(
     """
     chosen = parse_lengths(lengths, "--lengths")
 
-    from .attention import DIRECTIONS, AttentionBench, bench_attention
-    from .contestants import Workload
-    from .plot import draw_attention
-    from .report import attention_tables, check_folder, write_report
+    from benchmarks.speed.attention.bench import DIRECTIONS, AttentionBench, bench_attention
+    from benchmarks.speed.attention.contestants import Workload
+    from benchmarks.speed.attention.plot import draw_attention
+    from benchmarks.speed.attention.report import attention_tables, check_folder, write_report
 
     work = Workload(batch, heads, head_dim, feature_dim, dtype, device)
     settings = AttentionBench(
@@ -99,13 +99,12 @@ def decode(
     """
     chosen = parse_lengths(contexts, "--contexts")
 
+    from benchmarks.speed.attention.contestants import Workload
+    from benchmarks.speed.attention.decode import DecodeBench, bench_decode
+    from benchmarks.speed.attention.plot import draw_decode
+    from benchmarks.speed.attention.report import check_folder, decode_tables, write_report
     from hf_attn_ext.attention import list_kernels
     from hf_attn_ext.cli.models import quiet
-
-    from .contestants import Workload
-    from .decode import DecodeBench, bench_decode
-    from .plot import draw_decode
-    from .report import check_folder, decode_tables, write_report
 
     settings = DecodeBench(
         contexts=chosen,
@@ -150,9 +149,9 @@ def hasse(
     chosen = parse_lengths(lengths, "--lengths")
     chosen_packed = () if packed == "none" else parse_lengths(packed, "--packed")
 
-    from .hasse import NAMES, HasseBench, bench_hasse
-    from .hasse_report import hasse_heading, hasse_notes, hasse_tables
-    from .report import check_folder, write_report
+    from benchmarks.speed.attention.report import check_folder, write_report
+    from benchmarks.speed.orders.hasse import NAMES, HasseBench, bench_hasse
+    from benchmarks.speed.orders.hasse_report import hasse_heading, hasse_notes, hasse_tables
 
     settings = HasseBench(
         lengths=chosen,
@@ -200,10 +199,10 @@ def order(
     """
     chosen = parse_lengths(lengths, "--lengths")
 
-    from .contestants import Workload
-    from .order import NAMES, OrderBench, bench_order
-    from .order_report import draw_order, order_notes, order_tables
-    from .report import check_folder, heading, write_report
+    from benchmarks.speed.attention.contestants import Workload
+    from benchmarks.speed.attention.report import check_folder, heading, write_report
+    from benchmarks.speed.orders.order import NAMES, OrderBench, bench_order
+    from benchmarks.speed.orders.order_report import draw_order, order_notes, order_tables
 
     settings = OrderBench(
         lengths=chosen,
@@ -239,10 +238,10 @@ def probe(
 
     Against TransformerLens, where it is installed. Says which bars are met, and writes probe.json.
     """
+    from benchmarks.speed.attention.report import check_folder, write_report
     from hf_attn_ext.cli.models import quiet
 
     from .probe import ProbeBench, bench_probe, probe_heading, probe_notes, probe_tables
-    from .report import check_folder, write_report
 
     settings = ProbeBench(layers, heads, head_dim, batch, length, threads, repeats, budget)
     quiet()
@@ -281,7 +280,7 @@ def _progress(text: str) -> None:
 
 
 def _show(report: dict[str, Any], tables: list[Any], file: Path) -> None:
-    from .report import heading, notes
+    from benchmarks.speed.attention.report import heading, notes
 
     _print(heading(report), tables, notes(report))
     typer.echo(f"report: {file}\npicture: {file.with_suffix('.png')}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import os
 import random
 import subprocess
 import sys
@@ -23,13 +22,13 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
+from benchmarks import checkout_environment
+from benchmarks.speed.attention.report import make_table, show_mebibytes, show_time
+from benchmarks.speed.measuring.machine import describe_machine, set_threads
+from benchmarks.speed.measuring.peak_server import peak_of
+from benchmarks.speed.measuring.timing import measure
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ContextSimilarityProbe, similarity_matrices
-
-from .machine import describe_machine, set_threads
-from .peak_server import peak_of
-from .report import make_table, show_mebibytes, show_time
-from .timing import measure
 
 MIB = 2**20
 WORDS = 1000
@@ -165,8 +164,8 @@ def _peak(settings: ProbeBench, name: str) -> int:
     Its allocator gives freed tensors back at once: what it would hold back counts as memory of whoever comes later.
     """
     command = [sys.executable, "-m", "benchmarks.speed.probe", json.dumps(dataclasses.asdict(settings)), name]
-    threshold = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    done = subprocess.run(command, env=os.environ | threshold, capture_output=True, text=True)
+    environment = checkout_environment(MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise AttnExtError(f"the peak of {name} was not measured: {done.stderr.strip().splitlines()[-1]}")
     return int(done.stdout.split()[-1])

@@ -1,4 +1,4 @@
-"""Real checkpoints and real text, fetched once into the assets folder (see examples/assets.py)."""
+"""Real checkpoints and real text, fetched once into the assets folder (see benchmarks/assets/)."""
 
 import csv
 
@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
-from examples.assets import ensure
+from benchmarks.assets import ensure
 
 logging.disable_progress_bar()
 

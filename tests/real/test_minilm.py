@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from examples.assets import ensure
+from benchmarks.assets import ensure
 from hf_attn_ext import integration as hax
 from hf_attn_ext.attention import list_kernels
 from hf_attn_ext.training import distill

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModel
 
 import hf_attn_ext as hax
-from examples.assets import ensure
+from benchmarks.assets import ensure
 from hf_attn_ext.probe import ContextSimilarityProbe, compare, suggest_layers
 
 

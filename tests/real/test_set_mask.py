@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import hf_attn_ext as hax
-from examples.assets import ensure
+from benchmarks.assets import ensure
 from hf_attn_ext.inference import block_generate
 
 

@@ -25,7 +25,7 @@ from .sentence_vectors import SENTENCE, SEPARATORS, SentenceVectors, sentence_ve
 CUES = ("similarity", "focus", "both")
 SIMILARITIES = ("cosine", "dot")
 METHODS = ("scatter", "depth")
-# For MiniLM; what examples/segmentation.py chose on addresses of the training years, without a number of segments.
+# For MiniLM: the study `segmentation` chose them on addresses of the training years, the number of segments unknown.
 THRESHOLDS = {"scatter": 1.4, "depth": 0.75, "focus": 1.5}
 FOCUS_WEIGHT = 0.05
 BLOCK = 3

@@ -152,8 +152,8 @@ def test_the_command(built, empty, monkeypatch, capsys):
 
 
 def test_the_benchmark_shows_both_forms(calls, monkeypatch):
-    from benchmarks.speed.contestants import BOTH, FORWARD, PLAIN, Workload, contestants, make_call
-    from benchmarks.speed.operations import operations
+    from benchmarks.speed.attention.contestants import BOTH, FORWARD, PLAIN, Workload, contestants, make_call
+    from benchmarks.speed.attention.operations import operations
 
     work = Workload(heads=2, head_dim=8, feature_dim=16)
     rows = {c.name: c for c in contestants(work, ["flexformer_c", "hedgehog"])}

@@ -1,0 +1,1 @@
+"""Time and memory of finding the order behind a mask, and of linear attention over it."""

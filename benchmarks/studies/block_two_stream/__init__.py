@@ -1,0 +1,1 @@
+"""Block two-stream fine-tuning of decoders, compared with next-token training."""

@@ -1,0 +1,1 @@
+"""Encoders trained from scratch with butterfly attention, compared with masked language modelling."""

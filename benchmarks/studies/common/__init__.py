@@ -1,0 +1,1 @@
+"""What several studies share: options, run folders, texts, tables, figures, training."""

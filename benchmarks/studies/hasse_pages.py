@@ -1,0 +1,82 @@
+"""From a family of tasks to a mask, three times: the pictures of docs/evidence/hasse.md.
+
+    python -m benchmarks.studies.hasse_pages                        # writes docs/evidence/hasse-*.png, a few seconds
+    python -m benchmarks.studies.hasse_pages --out runs/hasse --tokens 6
+
+For causal attention, block two-stream attention and butterfly attention: the Hasse diagrams of the family's tasks, side
+by side; their minimal joint task; and whether it equals the mask's closed form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+import hf_attn_ext as hax
+from benchmarks import ROOT
+from hf_attn_ext.hasse import MaskSpec, masks, minimal_joint_task
+from hf_attn_ext.hasse.drawing.draw import draw
+from hf_attn_ext.hasse.tasks.family import derive
+
+
+def family_spec(spec: MaskSpec) -> MaskSpec:
+    """All tasks of the mask's family beside each other, not joined: one diagram a task."""
+    family = spec.family()
+    places = [place for some in family.places for place in some]
+    starts = torch.tensor([0] + [len(task) for task in family.tasks]).cumsum(0).tolist()
+    tasks = list(zip(starts[:-1], family.tasks, strict=True))
+    labels = {start + position: label for start, task in tasks for position, label in task.labels.items()}
+    return MaskSpec.from_mask(
+        torch.block_diag(*[task.mask for task in family.tasks]),
+        labels=labels,
+        inputs=[entry for task in family.tasks for entry in task.inputs],
+        roles=[spec.roles[place] for place in places],
+        tokens=spec.tokens,
+        name=f"{len(family.tasks)} tasks of {spec.name}",
+        names=[spec.names[place] for place in places],
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence", help="the pictures' folder")
+    parser.add_argument("--tokens", type=int, default=5, help="tokens of the text, at least 2")
+    options = parser.parse_args(arguments)
+    try:
+        if options.tokens < 2:
+            raise hax.AttnExtError(f"--tokens must be at least 2, got {options.tokens}")
+        if options.out.exists() and not options.out.is_dir():
+            raise hax.AttnExtError(f"--out {str(options.out)!r} is a file; name a folder")
+        return run(options.tokens, options.out)
+    except hax.AttnExtError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(tokens: int, out: Path) -> int:
+    out.mkdir(parents=True, exist_ok=True)
+    cases = {
+        "causal": masks.causal(tokens),
+        "block-two-stream": masks.block_two_stream(tokens, 2),
+        "butterfly": masks.butterfly(tokens),
+    }
+    for name, spec in cases.items():
+        family = spec.family().tasks
+        joint = minimal_joint_task(family)
+        equal = torch.equal(derive(spec).dense(), spec.dense())
+        proof = "minimal" if joint.verify() else "NOT minimal"
+        print(
+            f"{name}: {len(family)} tasks, {sum(map(len, family))} positions -> {len(joint)}, "
+            f"{proof}, {'equal' if equal else 'NOT equal'} to the closed form"
+        )
+        draw(family_spec(spec), out / f"hasse-{name}-tasks.png", "hasse")
+        draw(spec, out / f"hasse-{name}.png")
+    draw(masks.butterfly(3 * tokens, window=3), out / "hasse-butterfly-window.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Text segmentation from context similarity, against embeddings and TextTiling."""

@@ -1,0 +1,1 @@
+"""A small GPT trained from scratch with softmax and with every kernel."""
