@@ -32,12 +32,12 @@ from .applications.sentence_vectors import SentenceVectors, sentence_vectors
 from .applications.suggest import LayerSuggestion, suggest_layers
 from .config import ProbeConfig, load_probe_config
 from .corpus.annotate import Annotation, annotate, sentence_starts
+from .counting.similarity import similarity_matrices
 from .probe import ContextSimilarityProbe
 from .report.findings import Finding, findings
 from .report.report import write_report
 from .results import ProbeStatistics, Statistic
 from .run import ProbeRun, run_probe
-from .streaming.similarity import similarity_matrices
 
 __all__ = [
     "Annotation",

@@ -21,15 +21,15 @@ from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.integration.capture.passes import ForwardPass
 from hf_attn_ext.probe.corpus.annotate import shuffled
+from hf_attn_ext.probe.counting.similarity import similarity_matrices
+from hf_attn_ext.probe.counting.sums import equal_draws, ratio
+from hf_attn_ext.probe.counting.texts import DISTANCE_BINS
 from hf_attn_ext.probe.report.notes import notes
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, read
 from hf_attn_ext.probe.streaming.kept import KeptMatrices
 from hf_attn_ext.probe.streaming.seen_model import SeenModel
-from hf_attn_ext.probe.streaming.similarity import similarity_matrices
 from hf_attn_ext.probe.streaming.stream import Settings, Stream, fed
 from hf_attn_ext.probe.streaming.summarise import attention_statistics, pair_statistics, rows_left_out
-from hf_attn_ext.probe.streaming.sums import equal_draws, ratio
-from hf_attn_ext.probe.streaming.texts import DISTANCE_BINS
 
 from .options import (
     CONTROLS,

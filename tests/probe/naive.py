@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from hf_attn_ext.probe.streaming.texts import DISTANCE_BINS
+from hf_attn_ext.probe.counting.texts import DISTANCE_BINS
 
 PERCENTS = (1, 2, 5)
 

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 import hf_attn_ext as hax
 from hf_attn_ext.probe import HeadComparison, compare
 from hf_attn_ext.probe.applications.comparison import VERDICTS
-from hf_attn_ext.probe.streaming.similarity import high_counts, similarity_matrices
+from hf_attn_ext.probe.counting.similarity import high_counts, similarity_matrices
 
 TEXTS = planted.make_texts(12) + planted.make_texts(3, sentences=2, seed=1)
 
@@ -97,7 +97,7 @@ def test_equals_the_naive_twin(tokenizer):
 
 def test_rank_correlation_at_the_same_distances_is_the_mean_over_shuffles(tokenizer):
     from hf_attn_ext.probe.applications.compare import _RANKS, _RANKS_MATCHED, _compared
-    from hf_attn_ext.probe.streaming.texts import make_text
+    from hf_attn_ext.probe.counting.texts import make_text
 
     draw = np.random.default_rng(0)
     teacher = torch.from_numpy(draw.normal(size=(1, 7, 3)).cumsum(1))

@@ -12,12 +12,12 @@ import torch
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ContextSimilarityProbe, findings, write_report
+from hf_attn_ext.probe.counting.high_pairs import high_pairs
+from hf_attn_ext.probe.counting.similarity import pairs_of
 from hf_attn_ext.probe.report import report as report_module
 from hf_attn_ext.probe.report.browser import browse, choose_texts
 from hf_attn_ext.probe.report.figures import draw, save_figures
 from hf_attn_ext.probe.streaming import stream
-from hf_attn_ext.probe.streaming.measures import high_pairs
-from hf_attn_ext.probe.streaming.similarity import pairs_of
 
 TEXTS = planted.make_texts(24)
 

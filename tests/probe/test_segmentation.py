@@ -18,7 +18,7 @@ from hf_attn_ext.probe import Segmentation, segment, segment_sentences, segmenta
 from hf_attn_ext.probe.applications import boundaries as search
 from hf_attn_ext.probe.applications.segmentation import cut, sentence_similarities
 from hf_attn_ext.probe.applications.sentence_vectors import _chunks
-from hf_attn_ext.probe.streaming.similarity import similarity_matrices
+from hf_attn_ext.probe.counting.similarity import similarity_matrices
 
 LENGTHS = (4, 3, 6, 5, 4)
 BORDERS = [4, 7, 13, 18]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.probe.streaming.similarity import (
+from hf_attn_ext.probe.counting.similarity import (
     TIE,
     high_counts,
     pair_values,

@@ -19,7 +19,7 @@ from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.integration.capture.passes import ForwardPass
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, findings
-from hf_attn_ext.probe.streaming import measures, similarity
+from hf_attn_ext.probe.counting import attention_rows, high_pairs, similarity
 from hf_attn_ext.probe.streaming.stream import Settings, Stream, fed
 from hf_attn_ext.probe.streaming.summarise import _overlap
 
@@ -342,7 +342,7 @@ def test_results_as_json_rows_and_back(tokenizer, tmp_path):
 def test_long_texts_are_taken_in_parts(tokenizer, monkeypatch):
     model, texts = planted.small_bert().double(), planted.make_texts(3)
     whole = probed(model, tokenizer, texts)
-    monkeypatch.setattr(measures, "MATRIX_ENTRIES", 1)
+    monkeypatch.setattr(high_pairs, "MATRIX_ENTRIES", 1)
     same(whole.statistics(), probed(model, tokenizer, texts).statistics())
 
 
@@ -374,7 +374,7 @@ def test_rows_whose_weights_cancel_are_left_out_and_named(kernel, tokenizer):
     assert of == "of" and 0 < int(left_out) < int(rows) == 4 * statistics.counts["tokens"]
     focus = statistics.get("separator_focus")
     for values in (focus.values, focus.chance, focus.chance_matched):
-        assert np.abs(values).max() < 1 / measures.LEAST_SUM
+        assert np.abs(values).max() < 1 / attention_rows.LEAST_SUM
 
 
 def test_rows_that_see_special_tokens_only_are_left_out(tokenizer):

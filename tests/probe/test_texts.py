@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_attn_ext.probe.streaming import texts
+from hf_attn_ext.probe.counting import texts
+from hf_attn_ext.probe.counting.texts import make_text, starts_at
 from hf_attn_ext.probe.streaming.measures import PAIR_SUMS, chance_sums, pair_sums
-from hf_attn_ext.probe.streaming.texts import make_text, starts_at
 
 
 def drawn_text(length, heads, number=0, percents=(1, 5), kinds=15, seed=0, document=None):

@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from hf_attn_ext.probe import Statistic
+from hf_attn_ext.probe.counting.sums import interval
 from hf_attn_ext.probe.report.findings import Level, level_of
-from hf_attn_ext.probe.streaming.sums import interval
 
 MOST = 0.9  # of the trained model's excess over chance: "also where tokens are shuffled"
 UNLEARNT = "agrees, but a model that learnt nothing gives as much"

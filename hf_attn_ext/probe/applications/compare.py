@@ -19,12 +19,12 @@ from hf_attn_ext.integration.base_models.readable_layers import Layer, capturabl
 from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.probe.corpus.annotate import Annotation
+from hf_attn_ext.probe.counting.high_pairs import in_parts
+from hf_attn_ext.probe.counting.similarity import TIE, pair_values, select_high
+from hf_attn_ext.probe.counting.sums import Sums, drawn_as_one, interval, ratio
+from hf_attn_ext.probe.counting.texts import Text, make_text
 from hf_attn_ext.probe.options import check_tokenizer, percents_of, special_ids, whole
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, read
-from hf_attn_ext.probe.streaming.measures import in_parts
-from hf_attn_ext.probe.streaming.similarity import TIE, pair_values, select_high
-from hf_attn_ext.probe.streaming.sums import Sums, drawn_as_one, interval, ratio
-from hf_attn_ext.probe.streaming.texts import Text, make_text
 
 from .comparison import HeadComparison
 

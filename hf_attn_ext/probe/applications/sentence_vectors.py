@@ -28,6 +28,7 @@ from hf_attn_ext.integration.capture.attention_maps import attention_map, check_
 from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.probe.corpus.annotate import annotate, padding_id, sentence_starts
+from hf_attn_ext.probe.counting.attention_rows import LEAST_SUM
 from hf_attn_ext.probe.options import (
     check_ids,
     check_tokenizer,
@@ -38,7 +39,6 @@ from hf_attn_ext.probe.options import (
     whole,
 )
 from hf_attn_ext.probe.streaming.feeding import read
-from hf_attn_ext.probe.streaming.measures import LEAST_SUM
 
 SENTENCE = "sentence"
 SEPARATORS = (".", "!", "?", ";", ":", ",")

@@ -15,11 +15,11 @@ from hf_attn_ext.integration.base_models.readable_layers import max_tokens
 from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.probe.corpus.annotate import segment_starts, sentence_starts
+from hf_attn_ext.probe.counting.similarity import high_counts, pair_values, pairs_of, select_high
+from hf_attn_ext.probe.counting.texts import text_key
 from hf_attn_ext.probe.options import percents_of, special_ids
 from hf_attn_ext.probe.probe import ContextSimilarityProbe
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, read
-from hf_attn_ext.probe.streaming.similarity import high_counts, pair_values, pairs_of, select_high
-from hf_attn_ext.probe.streaming.texts import text_key
 
 # Of the data in base64, all texts together; the report must stay under 5 MiB.
 BUDGET = 3 * 2**20

@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from torch import Tensor
 
-from .similarity import pair_values, select_high
-from .texts import DISTANCE_BINS, RELATIONS, Text, related, starts_at
+from hf_attn_ext.probe.counting.attention_rows import LEAST_SUM
+from hf_attn_ext.probe.counting.similarity import select_high
+from hf_attn_ext.probe.counting.texts import DISTANCE_BINS, RELATIONS, Text, related, starts_at
 
 # Sums over a text's high pairs; those of participation count for half an end, so that all divide by the pairs.
 PAIR_SUMS = (*RELATIONS, "distance", "top", *(f"{name}_matched" for name in RELATIONS), "top_matched")
@@ -22,11 +22,6 @@ CHANCE_SUMS = (*RELATIONS, "distance", "top", "unique")
 FOCUS_SUMS = ("separators", "separators_chance", "separators_matched", "special", "rows")
 REGION_SUMS = ("region", "region_chance", "region_matched")
 
-# A row's weights can be normalised again where their sum is above this share of the sum of their absolute values: those
-# of a signed kernel may cancel, and nearly nothing in the denominator is any share whatever.
-LEAST_SUM = 0.05
-# Of the matrices that are in memory at a time: 4 MiB in float32.
-MATRIX_ENTRIES = 2**20
 
 _BIN_OF = np.searchsorted(np.array(DISTANCE_BINS), np.arange(DISTANCE_BINS[-1] + 1), side="right") - 1
 
@@ -40,7 +35,7 @@ def pair_sums(chosen: np.ndarray, text: Text) -> tuple[np.ndarray, np.ndarray, n
     """Count one text's high pairs.
 
     Args:
-        chosen: (H, k), from :func:`.similarity.select_high`.
+        chosen: (H, k), from :func:`.select_high`.
 
     Returns:
         (H, P, 9) in the order of :data:`PAIR_SUMS`, (P, 2) in that of :data:`UNIQUE_SUMS`, and (H, P, bins) pairs by
@@ -196,18 +191,3 @@ def _separators(text: Text, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         share = (hits / np.maximum(available, 1)).reshape(groups, size)
         text.separators_by[key] = separates.sum(-1) / np.maximum(seen.sum(-1), 1), share[:, offset]
     return text.separators_by[key]
-
-
-def high_pairs(outputs: Tensor, text: Text) -> np.ndarray:
-    """The high pairs of heads' vectors (H, n, d), see :func:`.similarity.select_high`."""
-    parts = []
-    for heads in in_parts(len(outputs), text.length):
-        values, norms = pair_values(outputs[heads], text.pairs)
-        parts.append(select_high(values, text.counts, norms, text.pairs, text.key))
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def in_parts(heads: int, length: int) -> list[slice]:
-    """Heads in groups whose matrices are small together, however long the text."""
-    step = max(1, MATRIX_ENTRIES // length**2)
-    return [slice(first, first + step) for first in range(0, heads, step)]

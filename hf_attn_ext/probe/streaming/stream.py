@@ -16,10 +16,11 @@ from hf_attn_ext.integration.capture.attention_maps import attention_map, check_
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.integration.capture.passes import ForwardPass
 from hf_attn_ext.probe.corpus.annotate import Annotation
+from hf_attn_ext.probe.counting.high_pairs import high_pairs, in_parts
+from hf_attn_ext.probe.counting.sums import Sums
+from hf_attn_ext.probe.counting.texts import Text, make_text
 
-from .measures import attention_sums, chance_sums, high_pairs, in_parts, pair_sums
-from .sums import Sums
-from .texts import Text, make_text
+from .measures import attention_sums, chance_sums, pair_sums
 
 COUNTS = ("texts", "skipped", "tokens", "special", "padding", "pairs", "sentences", "words", "sampled")
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hf_attn_ext.probe.counting.sums import Sums, drawn_as_one, interval, ratio
 from hf_attn_ext.probe.results import Statistic
 
 from .measures import CHANCE_SUMS, FOCUS_SUMS, PAIR_SUMS, REGION_SUMS, UNIQUE_SUMS
-from .sums import Sums, drawn_as_one, interval, ratio
 
 # public name: (sum, whether it needs sentences)
 _PAIR_STATISTICS = {
