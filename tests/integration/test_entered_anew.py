@@ -11,7 +11,7 @@ import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, masks
 from hf_attn_ext.hasse.registry import _MASKS
-from hf_attn_ext.integration.masking.settings import Recipe
+from hf_attn_ext.integration.masking.recipe import Recipe
 
 FORMS = {
     "causal": lambda q, kv: kv <= q,

@@ -10,7 +10,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssFo
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.masking.attention_function import eager_attention
-from hf_attn_ext.integration.masking.settings import FIELD
+from hf_attn_ext.integration.masking.entries import FIELD
 from hf_attn_ext.integration.softmax import softmax_attention
 
 SIZES = {

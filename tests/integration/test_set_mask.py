@@ -27,7 +27,8 @@ from transformers import (
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, masks
-from hf_attn_ext.integration.masking.settings import FIELD, Recipe, check_growth, dense
+from hf_attn_ext.integration.masking.entries import FIELD
+from hf_attn_ext.integration.masking.recipe import Recipe
 
 from . import tiny
 from .masked_models import BACKENDS, DECODERS, first
@@ -79,8 +80,8 @@ def test_nested_masks_are_nested():
         recipe = Recipe.by_name(name, options)
         for before in range(3, 9):
             for after in range(before + 1, 12):
-                check_growth(recipe.text, before, after)
-                expected = dense(recipe.text, after, "cpu")[before:]
+                recipe.check_growth(before, after)
+                expected = recipe.dense(after, "cpu")[before:]
                 assert torch.equal(recipe.rows(before, after, "cpu"), expected)
 
 

@@ -12,7 +12,7 @@ from hf_attn_ext.attention import linear_attention, naive_attention
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, information_flow, masks
 from hf_attn_ext.integration.linear import attention_function as registry
-from hf_attn_ext.integration.masking.settings import FIELD
+from hf_attn_ext.integration.masking.entries import FIELD
 
 CLASSES = [BertModel, GPT2LMHeadModel, LlamaForCausalLM]
 

@@ -21,8 +21,9 @@ from hf_attn_ext.integration.kernel_modules.layers import (
     plan_feature_maps,
     warn_untested,
 )
+from hf_attn_ext.integration.masking.entries import FIELD
 from hf_attn_ext.integration.masking.linear_masks import check_linear_mask
-from hf_attn_ext.integration.masking.settings import FIELD, MaskSettings
+from hf_attn_ext.integration.masking.settings import MaskSettings
 from hf_attn_ext.integration.names import BEFORE_MASK, FOLDED, HASSE, IMPLEMENTATION
 
 from .model_classes import AttnExtModelMixin, config_class, register_model_type, restore_classes, swap_classes

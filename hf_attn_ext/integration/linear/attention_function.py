@@ -33,8 +33,8 @@ from hf_attn_ext.integration.kernel_modules.first_use import attach_on_first_use
 from hf_attn_ext.integration.kernel_modules.layers import KEEPS_SOFTMAX, feature_map_of
 from hf_attn_ext.integration.masking.attention_function import hasse_attention, hasse_mask
 from hf_attn_ext.integration.masking.call import MaskCall, mask_call, pattern_names
+from hf_attn_ext.integration.masking.entries import FIELD
 from hf_attn_ext.integration.masking.layouts import check_inputs
-from hf_attn_ext.integration.masking.settings import FIELD
 from hf_attn_ext.integration.names import HASSE, IMPLEMENTATION, STREAM
 from hf_attn_ext.integration.softmax import softmax_attention, wants_weights
 

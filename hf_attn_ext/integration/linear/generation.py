@@ -9,7 +9,8 @@ from transformers.generation import GenerationMode
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.families import CACHE_ARGUMENTS, attention_modules, cache_argument, is_causal
-from hf_attn_ext.integration.masking.settings import MaskSettings, heads_of
+from hf_attn_ext.integration.masking.recipe import heads_of
+from hf_attn_ext.integration.masking.settings import MaskSettings
 
 from .cache import LinearCache, check_cache, linear_layers
 

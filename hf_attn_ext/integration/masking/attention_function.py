@@ -19,7 +19,7 @@ from hf_attn_ext.integration.softmax import BY_SCORES, BY_SDPA, refuse_modifiers
 from .call import MaskCall, mask_call, wrong_mask
 from .flex import block_mask, flex_mask_attention
 from .layouts import check_inputs
-from .settings import Recipe
+from .recipe import LayerMask
 
 _SDPA = "sdpa (set_mask(..., backend='eager') takes the family's own attention)"
 
@@ -79,7 +79,7 @@ def masked_attention(
     key: Tensor,
     value: Tensor,
     call: MaskCall,
-    layer: Recipe | tuple[Recipe, ...],
+    layer: LayerMask,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,

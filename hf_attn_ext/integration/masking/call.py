@@ -24,7 +24,9 @@ from transformers.masking_utils import (
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
 
-from .settings import FIELD, MaskSettings, Recipe, heads_of
+from .entries import FIELD
+from .recipe import LayerMask, heads_of
+from .settings import MaskSettings
 
 PACKED = "packed_sequence_mask_function"
 
@@ -110,7 +112,7 @@ class MaskCall:
         return self._given() if callable(self._given) else self._given
 
     @torch.compiler.disable
-    def layer(self, module: nn.Module) -> Recipe | tuple[Recipe, ...] | None:
+    def layer(self, module: nn.Module) -> LayerMask | None:
         """The mask of an attention module's layer; modules without a number (DistilBERT's) count in their order.
 
         Raises:
@@ -125,9 +127,7 @@ class MaskCall:
         return layer
 
     @torch.compiler.disable
-    def allowed(
-        self, layer: Recipe | tuple[Recipe, ...], device: torch.device, skip: bool
-    ) -> tuple[Tensor | None, bool]:
+    def allowed(self, layer: LayerMask, device: torch.device, skip: bool) -> tuple[Tensor | None, bool]:
         """The mask (1 or B, 1 or H, Nq, Nk) bool, or None where all keys are seen; and whether causality is left over.
 
         A row without a key that it may see, by its mask or by padding, sees itself.
@@ -139,9 +139,7 @@ class MaskCall:
         """
         return self.kept(("allowed", layer, str(device), skip), lambda: self._allowed(layer, device, skip))
 
-    def _allowed(
-        self, layer: Recipe | tuple[Recipe, ...], device: torch.device, skip: bool
-    ) -> tuple[Tensor | None, bool]:
+    def _allowed(self, layer: LayerMask, device: torch.device, skip: bool) -> tuple[Tensor | None, bool]:
         if self.given is not None:
             return self._with_own(self.given.to(device)[:, None], device), False
         distinct = set(heads_of(layer))
@@ -168,7 +166,7 @@ class MaskCall:
         return mask | (empty & self._own(device)) if empty.any() else mask
 
     @torch.compiler.disable
-    def additive(self, layer: Recipe | tuple[Recipe, ...], device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    def additive(self, layer: LayerMask, device: torch.device, dtype: torch.dtype) -> Tensor | None:
         """The mask of :meth:`allowed` as what eager attention adds to its scores: 0, or the smallest number."""
 
         def build() -> Tensor | None:
@@ -177,7 +175,7 @@ class MaskCall:
 
         return self.kept(("additive", layer, str(device), dtype), build)
 
-    def specs(self, layer: Recipe | tuple[Recipe, ...]) -> list[MaskSpec]:
+    def specs(self, layer: LayerMask) -> list[MaskSpec]:
         """The masks of this call's length, one a head, or one."""
         return [recipe.of_length(self.stop) for recipe in heads_of(layer)]
 
@@ -212,7 +210,7 @@ class MaskCall:
         queries = torch.arange(self.q_offset, self.stop, device=device)
         return queries[:, None] == torch.arange(self.kv_length, device=device)
 
-    def _check_pattern(self, layer: Recipe | tuple[Recipe, ...]) -> None:
+    def _check_pattern(self, layer: LayerMask) -> None:
         asked = self.host["mask_function"]
         if asked in (bidirectional_mask_function, causal_mask_function):
             return

@@ -1,4 +1,8 @@
-"""One mask as JSON: the call that makes it, or its bits."""
+"""One mask as JSON, the form that ``config.json`` holds: the call that makes it, or its bits.
+
+{"name": "butterfly", "options": {}}
+{"title": "mine", "positions": 8, "bits": "eNpj...", "tokens": 8, "inputs": [...], "roles": [...], ...}
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import base64
 import json
 import numbers
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +25,7 @@ NOT_PLAIN = object()  # what JSON cannot hold
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON has it, or :data:`NOT_PLAIN`."""
+    """Return ``value`` as JSON has it, or :data:`NOT_PLAIN`."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if value is None or isinstance(value, bool | str | float):
@@ -33,13 +38,14 @@ def plain(value: Any) -> Any:
     return NOT_PLAIN
 
 
-def dumps(value: Any) -> str:
-    """The one text of a JSON value."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return options as JSON has them, sorted by name; None where JSON cannot hold one of them."""
+    written = {name: plain(options[name]) for name in sorted(options)}
+    return None if any(value is NOT_PLAIN for value in written.values()) else written
 
 
 def alike(one: MaskSpec, other: MaskSpec) -> bool:
-    """Whether two masks let the same through and mean the same."""
+    """Return whether two masks let the same through and have the same inputs, labels and position ids."""
     return (
         len(one) == len(other)
         and one.inputs == other.inputs
@@ -50,7 +56,7 @@ def alike(one: MaskSpec, other: MaskSpec) -> bool:
 
 
 def bits_entry(spec: MaskSpec) -> dict[str, Any]:
-    """A mask of one length by its bits, with all that the spec says."""
+    """Return the entry of a mask of one length: its bits, and its inputs, roles, labels and position ids."""
     packed = np.packbits(spec.dense().numpy(), axis=None).tobytes()
     inputs = [plain(entry) for entry in spec.inputs]
     return {
@@ -65,8 +71,17 @@ def bits_entry(spec: MaskSpec) -> dict[str, Any]:
     }
 
 
-def from_bits(entry: dict[str, Any]) -> MaskSpec:
-    """The mask of :func:`bits_entry`."""
+def entry_size(entry: Mapping[str, Any]) -> int:
+    """Return how many characters an entry takes in ``config.json``, without line breaks and spaces."""
+    return len(json.dumps(entry, separators=(",", ":")))
+
+
+def from_bits(entry: Mapping[str, Any]) -> MaskSpec:
+    """Return the mask of :func:`bits_entry`.
+
+    Raises:
+        AttnExtError: the entry is not one that :func:`bits_entry` wrote.
+    """
     try:
         size = entry["positions"]
         packed = np.frombuffer(zlib.decompress(base64.b64decode(entry["bits"])), np.uint8)

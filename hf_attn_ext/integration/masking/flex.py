@@ -17,7 +17,7 @@ from hf_attn_ext.hasse.registry import kept_by_name
 from hf_attn_ext.integration.softmax import BY_SCORES, refuse_modifiers
 
 from .call import MaskCall
-from .settings import Recipe, heads_of
+from .recipe import LayerMask, Recipe, heads_of
 
 BLOCK = 128
 
@@ -64,12 +64,12 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 @torch.compiler.disable
-def block_mask(call: MaskCall, layer: Recipe | tuple[Recipe, ...], device: torch.device) -> BlockMask:
+def block_mask(call: MaskCall, layer: LayerMask, device: torch.device) -> BlockMask:
     """Return the mask of :meth:`.MaskCall.allowed` as a BlockMask: closed forms, and tables where there is padding."""
     return call.kept(("block", layer, str(device)), lambda: _build_block_mask(call, layer, device))
 
 
-def _build_block_mask(call: MaskCall, layer: Recipe | tuple[Recipe, ...], device: torch.device) -> BlockMask:
+def _build_block_mask(call: MaskCall, layer: LayerMask, device: torch.device) -> BlockMask:
     recipes = heads_of(layer)
     if call.given is not None or call.q_offset or call.kv_length > call.stop:
         mask, _ = call.allowed(layer, device, skip=False)

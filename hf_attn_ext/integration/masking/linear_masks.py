@@ -6,11 +6,11 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import information_flow
 from hf_attn_ext.hasse.registry import kept_by_name
 
-from .settings import Recipe
+from .recipe import LayerMask
 
 
 @kept_by_name(maxsize=64)
-def check_linear_mask(layer: Recipe | tuple[Recipe, ...] | None, number: int) -> None:
+def check_linear_mask(layer: LayerMask | None, number: int) -> None:
     """Raise :class:`AttnExtError` unless a linear layer can honour the mask."""
     if isinstance(layer, tuple):
         raise AttnExtError(

@@ -30,10 +30,10 @@ from hf_attn_ext.integration.kernel_modules.first_use import attached_on_first_u
 from hf_attn_ext.integration.kernel_modules.layers import converted_layers
 from hf_attn_ext.integration.names import BEFORE_MASK, HASSE, IMPLEMENTATION
 
+from .entries import FIELD
 from .linear_masks import check_linear_mask
-from .settings import BACKENDS, FIELD, MaskSettings, Recipe, heads_of
-
-Layer = Recipe | tuple[Recipe, ...] | None
+from .recipe import LayerMask, Recipe, heads_of
+from .settings import BACKENDS, MaskSettings
 
 
 def maps_on_first_use(model: PreTrainedModel) -> bool:
@@ -189,7 +189,7 @@ def _shown_masks(model: PreTrainedModel) -> list[Any] | None:
 def _shown(recipe: Recipe | None) -> Any:
     if recipe is None:
         return None
-    return recipe.example() if recipe.fixed else (recipe.entry["name"], recipe.entry["options"])
+    return recipe.example() if recipe.fixed else (recipe.name, copy.deepcopy(dict(recipe.options)))
 
 
 def _attention(model: Any) -> list[torch.nn.Module]:
@@ -220,9 +220,9 @@ def _layers(
     per_head: Mapping[Any, Any] | Sequence[Any] | None,
     options: dict[str, Any],
     modules: list[torch.nn.Module],
-) -> list[Layer]:
+) -> list[LayerMask | None]:
     common = _recipe((mask, options) if isinstance(mask, str) else mask)
-    layers: list[Layer] = [common] * len(modules)
+    layers: list[LayerMask | None] = [common] * len(modules)
     for number, given in _by_layer(per_layer, len(modules), "per_layer"):
         layers[number] = _recipe(given)
     if per_head is not None and not isinstance(per_head, Mapping):
@@ -362,7 +362,7 @@ def _check_positions(model: PreTrainedModel, settings: MaskSettings) -> None:
 
 def _store(model: PreTrainedModel, settings: MaskSettings) -> None:
     config = copy.deepcopy(model.config)
-    setattr(config, FIELD, settings.to_dict())
+    settings.store(config)
     if is_stock(model):
         before = config._attn_implementation
         if before != HASSE:
