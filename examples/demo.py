@@ -183,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
         default="reviews",
         help="reviews (embedded), a folder with train.csv, validation.csv and test.csv, or a hub id such as glue/sst2",
     )
-    parser.add_argument("--kernel", default="flexformer_c", help="see hf-attn-ext list")
+    parser.add_argument("--kernel", default="flexformer_p", help="see hf-attn-ext list")
     parser.add_argument("--num-features", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default=None, help="the run's folder; default runs/demo-MODEL-DATA-KERNEL-SEED")

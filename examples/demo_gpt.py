@@ -252,7 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="sotu", help="sotu or mgm (embedded), a folder, or a hub id")
     parser.add_argument("--data", default=None, help="for another model: a folder with train.jsonl ..., or a hub id")
-    parser.add_argument("--kernel", default="flexformer_c", help="see hf-attn-ext list")
+    parser.add_argument("--kernel", default="flexformer_p", help="see hf-attn-ext list")
     parser.add_argument("--num-features", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--samples", type=int, default=1024, help="texts that mgm writes")

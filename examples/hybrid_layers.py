@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=Path(".assets/reviews/validation.csv"),
         help="a text file, a sentence a line, or a CSV file with a text column",
     )
-    parser.add_argument("--kernel", default="flexformer_c")
+    parser.add_argument("--kernel", default="flexformer_p")
     parser.add_argument("--num-features", type=int, default=64)
     parser.add_argument("--keep", type=int, default=2, help="layers that keep softmax in the hybrid")
     parser.add_argument("--count", type=int, default=128, help="texts to read; half of them choose and initialise")

@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=Path(".assets/reviews/train.csv"),
         help="a CSV file with the columns text and label (a number)",
     )
-    parser.add_argument("--kernel", default="flexformer_c")
+    parser.add_argument("--kernel", default="flexformer_p")
     parser.add_argument("--num-features", type=int, default=64)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--steps", type=int, default=100)

@@ -2,7 +2,7 @@
 
     import hf_attn_ext as hax
 
-    model = hax.convert(model, hax.AttnExtConfig(kernel="flexformer_c", num_features=64))  # and hax.revert(model)
+    model = hax.convert(model, hax.AttnExtConfig(kernel="flexformer_p", num_features=64))  # and hax.revert(model)
     AutoModel.from_pretrained("roberta-base", attn_implementation="flexformer")           # attached on first use
     AutoModelForSequenceClassification.from_pretrained(converted_folder)                  # exact, in a fresh process
     accelerate launch -m hf_attn_ext.distill --config configs/distill/reviews.yaml

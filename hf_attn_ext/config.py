@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hf_attn_ext._util.settings import from_mapping
-from hf_attn_ext.attention.registry import check_kernel
+from hf_attn_ext.attention.registry import check_kernel, from_saved, stated_options
 
 from .errors import AttnExtError
 
@@ -19,7 +20,7 @@ class AttnExtConfig:
     Attributes:
         kernel: a name from :func:`hf_attn_ext.list_kernels`.
         num_features: the kernel's number of frequencies or projections ``n`` (not its ``feature_dim``, which is
-            ``2n`` for flexformer_s, _n, _c and hedgehog and ``n(2n+1)`` for flexformer_sq).
+            ``2n`` for flexformer_s, _n, _p, _c and hedgehog and ``n(2n+1)`` for flexformer_sq).
         layers: the layers to convert, counted from 0; ``None`` converts all. The others keep softmax.
         seed: determines every initial value of the feature maps, together with the layer's index.
         kernel_options: keyword arguments of the kernel's feature map, such as ``{"rho": 0.1}``.
@@ -33,7 +34,7 @@ class AttnExtConfig:
         AttnExtConfig(kernel='hedgehog', num_features=32, layers=[0, 2], seed=0, kernel_options={})
     """
 
-    kernel: str = "flexformer_c"
+    kernel: str = "flexformer_p"
     num_features: int = 64
     layers: list[int] | None = None
     seed: int = 0
@@ -41,6 +42,7 @@ class AttnExtConfig:
 
     def __post_init__(self) -> None:
         check_kernel(self.kernel, self.num_features, self.kernel_options)
+        self.kernel_options = stated_options(self.kernel, self.kernel_options)
         if self.layers is not None:
             if isinstance(self.layers, str) or not isinstance(self.layers, Iterable):
                 raise AttnExtError(f"layers must be a list of whole numbers, or None for all, got {self.layers!r}")
@@ -62,5 +64,25 @@ class AttnExtConfig:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any], where: str = "attn_ext config") -> AttnExtConfig:
-        """Build from a dictionary; unknown or ill-typed fields raise :class:`AttnExtError` naming the field."""
-        return from_mapping(cls, mapping, where)
+        """Build from a saved dictionary or a file's; a kernel under a former name gets its new one, with a warning.
+
+        Raises:
+            AttnExtError: an unknown or ill-typed field, which is named.
+        """
+        return from_mapping(cls, cls.from_saved(mapping, where), where)
+
+    @classmethod
+    def from_saved(cls, mapping: Any, where: str | None = None) -> Any:
+        """Return a saved mapping of fields with today's names; a warning names a new one, unless ``where`` is None."""
+        if not isinstance(mapping, Mapping) or "kernel" not in mapping:
+            return mapping
+        before = mapping["kernel"], mapping.get("kernel_options", {})
+        kernel, options = from_saved(*before)
+        if (kernel, options) == before:
+            return mapping
+        if where is not None:
+            warnings.warn(
+                f"{where}: this kernel is called {kernel} now, no longer {before[0]}; save it anew to store the name",
+                stacklevel=3,
+            )
+        return {**mapping, "kernel": kernel, "kernel_options": options}

@@ -65,7 +65,7 @@ def test_config_round_trip():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"kernel": "flexformr_c"}, ["Did you mean 'flexformer_c'?"]),
+        ({"kernel": "flexformr_p"}, ["Did you mean 'flexformer_p'?"]),
         ({"num_features": 0}, ["num_features", "0"]),
         ({"layers": []}, ["layers", "empty"]),
         ({"layers": [-1]}, ["-1"]),
@@ -77,12 +77,12 @@ def test_config_round_trip():
         ({"layers": 3}, ["layers", "3"]),
         ({"layers": "all"}, ["layers", "'all'", "None for all"]),
         ({"kernel_options": None}, ["options", "None"]),
-        ({"kernel_options": {"rho": "x"}}, ["'rho'", "finite number", "'x'"]),
-        ({"kernel_options": {"rho": float("nan")}}, ["'rho'", "nan"]),
-        ({"kernel_options": {"rho": True}}, ["'rho'", "True"]),
+        ({"kernel": "flexformer_c", "kernel_options": {"rho": "x"}}, ["'rho'", "finite number", "'x'"]),
+        ({"kernel": "flexformer_c", "kernel_options": {"rho": float("nan")}}, ["'rho'", "nan"]),
+        ({"kernel": "flexformer_c", "kernel_options": {"rho": True}}, ["'rho'", "True"]),
         ({"kernel_options": {"affine": "no"}}, ["'affine'", "true or false", "'no'"]),
         ({"kernel_options": {"spread": "wide"}}, ["'spread'", "or None", "'wide'"]),
-        ({"kernel_options": {"rh": 1}}, ["'rh'", "Did you mean 'rho'?"]),
+        ({"kernel": "flexformer_c", "kernel_options": {"rh": 1}}, ["'rh'", "Did you mean 'rho'?"]),
     ],
 )
 def test_config_values_are_checked(fields, words):

@@ -3,7 +3,7 @@
 A floor above integration, beside hub; ``hf-attn-ext bench`` runs it, scripts may too:
 
     from benchmarks.speed import AttentionBench, bench_attention
-    report = bench_attention(AttentionBench(lengths=(256, 1024), kernels=("flexformer_c",)))
+    report = bench_attention(AttentionBench(lengths=(256, 1024), kernels=("flexformer_p",)))
 
 A report is a plain dictionary, the JSON file that the command writes; ``report.py`` prints it, ``plot.py`` draws it.
 """

@@ -76,7 +76,7 @@ def attention(
 
 def decode(
     contexts: Contexts = "512,1024,2048,4096,8192,16384",
-    kernels: Kernels = "flexformer_c",
+    kernels: Kernels = "flexformer_p",
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model.")] = 12,
     heads: Heads = 12,
     head_dim: HeadDim = 64,
@@ -178,7 +178,7 @@ def order(
         str, typer.Option("--masks", help="causal, block_two_stream, butterfly, with commas; or `all`.")
     ] = "all",
     block_size: Annotated[int, typer.Option("--block-size", min=1, help="Of block two-stream.")] = 8,
-    kernel: Annotated[str, typer.Option("--kernel", help="See `hf-attn-ext list kernels`.")] = "flexformer_c",
+    kernel: Annotated[str, typer.Option("--kernel", help="See `hf-attn-ext list kernels`.")] = "flexformer_p",
     heads: Heads = 12,
     head_dim: HeadDim = 64,
     batch: Batch = 1,

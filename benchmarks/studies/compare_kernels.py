@@ -34,7 +34,7 @@ from hf_attn_ext.errors import AttnExtError, suggest
 # name: (num_features for 128 features, or 136; learning rates of stage 1 to choose from)
 GRID = (1e-2, 2e-2, 4e-2, 8e-2)
 KERNELS: dict[str, tuple[int, tuple[float, ...]]] = {
-    "flexformer_c": (64, GRID),
+    "flexformer_p": (64, GRID),
     "hedgehog": (64, GRID),
     "flexformer_sq": (8, GRID),
     "flexformer_n": (64, GRID),

@@ -207,7 +207,7 @@ def _draw_sums(axes: Any, spec: MaskSpec, cover: ChainCover, chosen: int, colour
 def agreement(spec: MaskSpec) -> float:
     """The largest difference between linear attention over the order and the dense form, in float64."""
     generator = torch.Generator().manual_seed(0)
-    feature_map = make_feature_map("flexformer_c", 2, 8, 16).double()
+    feature_map = make_feature_map("flexformer_p", 2, 8, 16).double()
     q, k, v = torch.randn(3, 1, 2, len(spec), 8, generator=generator, dtype=torch.float64).unbind()
     with torch.no_grad():
         ours = linear_attention(q, k, v, feature_map, order=spec)

@@ -146,7 +146,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".assets/minilm-roberta", help="folder or hub id of a stock encoder")
-    parser.add_argument("--kernel", default="flexformer_c", choices=list_kernels())
+    parser.add_argument("--kernel", default="flexformer_p", choices=list_kernels())
     parser.add_argument("--num-features", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)

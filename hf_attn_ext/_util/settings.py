@@ -73,7 +73,10 @@ def _checked(hint: Any, value: Any, where: str, dotted: str) -> Any:
         hint_text = suggest(value, [arg for arg in args if isinstance(arg, str)])
         raise AttnExtError(f"{where}: field {dotted!r} must be one of {allowed}, got {value!r}.{hint_text}")
     if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else from_mapping(hint, value, where, dotted)
+        if isinstance(value, hint):
+            return value
+        from_saved = getattr(hint, "from_saved", None)  # of a dataclass that was saved under other names before
+        return from_mapping(hint, from_saved(value, where) if from_saved else value, where, dotted)
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
             raise _ill_typed(hint, value, where, dotted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -71,11 +71,13 @@ class FeatureMap(nn.Module):
         signed: True if features can be negative, so that their products may cancel; the normaliser then gets a floor.
         uses_positions: True if features depend on where a token stands. :meth:`forward` and what :meth:`bind` returns
             then take ``positions`` (B, N), int64, counted over real tokens from 0.
+        stated_options: options that a configuration always states, also where they have their default.
     """
 
     kernel: str = ""
     signed: bool = False
     uses_positions: bool = False
+    stated_options: tuple[str, ...] = ()
     _softmax_holds: bool = True
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -113,6 +115,14 @@ class FeatureMap(nn.Module):
         Not asked where a subclass overrides :meth:`forward` or :meth:`bind` and not this.
         """
         return None
+
+    @classmethod
+    def from_saved(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The kernel and the options that a saved configuration of this kernel means today.
+
+        Override it where a kernel or an option was renamed.
+        """
+        return cls.kernel, dict(options)
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:

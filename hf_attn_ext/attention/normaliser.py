@@ -2,7 +2,7 @@
 
 Attention divides by ``den = phi(q) . sum_k phi(k)``. Two policies, chosen by the kernel's ``signed``:
 
-* **positive features** (hedgehog, performer, elu, uniform, flexformer_c by default): the sum itself.
+* **positive features** (hedgehog, performer, elu, uniform, flexformer_p): the sum itself.
 * **signed features** (flexformer_s, _n, _sq, rfa): sums of trigonometric features go negative (or, squared, to 0), and
   a denominator near 0 ruins a model. The features come in groups (a cosine and its sine, say) whose norms m
   bound the kernel, ``|phi(q) . phi(k)| <= m(q) . m(k)``. So

@@ -101,6 +101,19 @@ def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> 
     return cls
 
 
+def stated_options(kernel: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``options`` and the defaults of the kernel's ``FeatureMap.stated_options``."""
+    cls = _table()[kernel]
+    parameters = inspect.signature(cls.__init__).parameters
+    return {**{name: parameters[name].default for name in cls.stated_options}, **options}
+
+
+def from_saved(kernel: Any, options: Any) -> tuple[Any, Any]:
+    """Return today's kernel and options of a saved configuration; unknown or ill-typed ones as they are."""
+    cls = _table().get(kernel) if isinstance(kernel, str) else None
+    return (kernel, options) if cls is None or not isinstance(options, Mapping) else cls.from_saved(options)
+
+
 def make_feature_map(
     kernel: str, num_heads: int, head_dim: int, num_features: int, seed: int = 0, **options: Any
 ) -> FeatureMap:
@@ -122,7 +135,7 @@ def make_feature_map(
             that is no whole number from 0.
 
     Example:
-        >>> make_feature_map("flexformer_c", num_heads=12, head_dim=64, num_features=64).feature_dim
+        >>> make_feature_map("flexformer_p", num_heads=12, head_dim=64, num_features=64).feature_dim
         128
     """
     cls = check_kernel(kernel, num_features, options)

@@ -10,8 +10,8 @@ N, D = 5, 7
 TABLE = {
     "flexformer_s": ("flexformer_s", {}, 2 * N),
     "flexformer_n": ("flexformer_n", {"difference_std": 0.3}, 2 * N),
+    "flexformer_p": ("flexformer_p", {}, 2 * N),
     "flexformer_c": ("flexformer_c", {}, 2 * N),
-    "flexformer_c-half": ("flexformer_c", {"complex_share": 0.5}, 2 * N),
     "flexformer_c-complex": ("flexformer_c", {"complex_share": 1.0, "imaginary_std": 0.6}, 2 * N),
     "flexformer_sq": ("flexformer_sq", {}, N * (2 * N + 1)),
     "cosformer": ("cosformer", {"max_length": 2**14}, 2 * D),

@@ -33,7 +33,7 @@ def test_whatever_changes_is_seen(kernel):
 
 
 def test_they_are_kept_and_bound_again_only_where_something_changed():
-    feature_map, maps = make_feature_map("flexformer_c", 2, 4, 6), BoundMaps()
+    feature_map, maps = make_feature_map("flexformer_p", 2, 4, 6), BoundMaps()
     with torch.no_grad():
         kept = maps.of(feature_map, torch.float32, None)
         assert maps.of(feature_map, torch.float32, None) is kept
@@ -44,7 +44,7 @@ def test_they_are_kept_and_bound_again_only_where_something_changed():
 
 
 def test_gradients_reach_the_map_whatever_was_kept():
-    feature_map, maps = make_feature_map("flexformer_c", 2, 4, 6).double(), BoundMaps()
+    feature_map, maps = make_feature_map("flexformer_p", 2, 4, 6).double(), BoundMaps()
     with torch.no_grad():
         attend(feature_map, maps)
     attend(feature_map, maps).sum().backward()
@@ -52,7 +52,7 @@ def test_gradients_reach_the_map_whatever_was_kept():
 
 
 def test_a_copy_starts_anew():
-    feature_map, maps = make_feature_map("flexformer_c", 2, 4, 6), BoundMaps()
+    feature_map, maps = make_feature_map("flexformer_p", 2, 4, 6), BoundMaps()
     with torch.no_grad():
         kept = maps.of(feature_map, torch.float32, None)
         for other in (copy.deepcopy(maps), pickle.loads(pickle.dumps(maps))):
@@ -61,7 +61,7 @@ def test_a_copy_starts_anew():
 
 def test_maps_made_in_inference_mode_are_bound_each_time():
     with torch.inference_mode():
-        feature_map, maps = make_feature_map("flexformer_c", 2, 4, 6), BoundMaps()
+        feature_map, maps = make_feature_map("flexformer_p", 2, 4, 6), BoundMaps()
         before = attend(feature_map, maps, dtype=torch.float32)
         feature_map.real.add_(1)
         assert not attend(feature_map, maps, dtype=torch.float32).equal(before)

@@ -153,7 +153,7 @@ def test_the_causal_product_has_the_gradients_of_its_definition():
 
 def test_gradients_of_gradients_are_refused_where_a_part_would_be_missing():
     q, k, v = (x.requires_grad_() for x in inputs(1, 2, 9, 4))
-    out = linear_attention(q, k, v, build("flexformer_c", 2, 4), causal=True)
+    out = linear_attention(q, k, v, build("flexformer_p", 2, 4), causal=True)
     (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(AttnExtError, match="naive_attention"):
         torch.autograd.grad(gradient.square().sum(), q)
@@ -167,7 +167,7 @@ def test_gradients_of_gradients_are_refused_wherever_the_weight_lies(options):
     x = inputs(1, 2, 7 if "butterfly" in str(options) else 9, 4)[0]
     weight = torch.eye(4, dtype=torch.float64, requires_grad=True)
     tokens = x @ weight
-    out = linear_attention(tokens, tokens, tokens, build("flexformer_c", 2, 4), **options)
+    out = linear_attention(tokens, tokens, tokens, build("flexformer_p", 2, 4), **options)
     (gradient,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
     with pytest.raises(AttnExtError, match="no gradients of gradients: use naive_attention"):
         torch.autograd.grad(gradient.square().sum() + weight.sum(), weight)
@@ -177,7 +177,7 @@ def opposed(last, length, signed=False):
     """Queries and early keys of one sign on the one axis that counts, so that their features hardly meet; a last key
     with an amplitude of ``last ** 2``, the others' being 25.
     """
-    feature_map = make_feature_map("flexformer_c", 1, 4, 6, complex_share=0.5 if signed else 0.0)
+    feature_map = make_feature_map("flexformer_c" if signed else "flexformer_p", 1, 4, 6)
     with torch.no_grad():
         feature_map.norm_weight.fill_(4.0)
         feature_map.real.zero_()
@@ -221,12 +221,12 @@ def test_rows_without_keys_cost_no_second_way(monkeypatch):
     tensors = inputs(1, 2, 70, 4)
     for options in ({"causal": True}, {"order": masks.document([20, 50])}):
         with plain_forms():
-            out = linear_attention(*tensors, build("flexformer_c", 2, 4), key_padding_mask=mask, **options)
+            out = linear_attention(*tensors, build("flexformer_p", 2, 4), key_padding_mask=mask, **options)
         assert out[:, :, :20].eq(0).all()
 
 
 def test_gradients_flow_through_a_state():
-    feature_map = build("flexformer_c", 2, 4)
+    feature_map = build("flexformer_p", 2, 4)
     q, k, v = (x.requires_grad_() for x in inputs(1, 2, 80, 4))
     whole = naive_attention(q, k, v, feature_map, causal=True)
     first, state = causal_attention(q[:, :, :40], k[:, :, :40], v[:, :, :40], feature_map)
@@ -238,20 +238,20 @@ def test_gradients_flow_through_a_state():
 
 
 def test_a_state_of_another_batch_or_model_is_refused():
-    feature_map = make_feature_map("flexformer_c", 2, 4, 8)
+    feature_map = make_feature_map("flexformer_p", 2, 4, 8)
     x = torch.randn(2, 2, 5, 4)
     _, state = causal_attention(x, x, x, feature_map)
     with pytest.raises(AttnExtError, match="holds 2 sequences, this call has 1"):
         causal_attention(x[:1], x[:1], x[:1], feature_map, state)
     with pytest.raises(AttnExtError, match="another model"):
-        causal_attention(x, x, x, make_feature_map("flexformer_c", 2, 4, 9), state)
+        causal_attention(x, x, x, make_feature_map("flexformer_p", 2, 4, 9), state)
     assert state.select(torch.tensor([1, 1, 0])).batch_size == 3
 
 
 def test_a_state_of_another_dtype_or_kernel_is_refused():
     """Also where the sizes agree."""
     x = torch.randn(2, 2, 5, 4)
-    maps = [make_feature_map("flexformer_c", 2, 4, 2), make_feature_map("elu", 2, 4, 4)]
+    maps = [make_feature_map("flexformer_p", 2, 4, 2), make_feature_map("elu", 2, 4, 4)]
     maps.append(make_feature_map("flexformer_c", 2, 4, 2, complex_share=1.0))
     assert len({one.feature_dim for one in maps}) == 1
     states = [causal_attention(x, x, x, one)[1] for one in maps]

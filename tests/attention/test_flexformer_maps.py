@@ -63,7 +63,7 @@ def test_flexformer_c_with_zero_real_part_is_fourier_features():
 
 def test_flexformer_c_holding_frequencies_at_zero_loses_nothing():
     """complex_share below 1 is the same kernel with the imaginary parts of the other frequencies at 0."""
-    half = build("flexformer_c-half", 2, 6)
+    half = build("flexformer_c", 2, 6)
     full = complex_map(2 * N - half.num_complex, 6, affine=True)
     with torch.no_grad():
         for name, parameter in full.named_parameters():

@@ -162,7 +162,7 @@ def test_naive_takes_any_mask_and_causal():
 
 def test_weights_of_a_subset_of_queries():
     q, k, _ = inputs(2, 2, 9, 4)
-    feature_map = build("flexformer_c", 2, 4)
+    feature_map = build("flexformer_p", 2, 4)
     chosen = torch.tensor([1, 5, 6])
     some = attention_weights(q[:, :, chosen], k, feature_map)
     torch.testing.assert_close(some, attention_weights(q, k, feature_map)[:, :, chosen])

@@ -6,7 +6,7 @@ import torch
 from hf_attn_ext.attention import attention_weights, make_feature_map
 from hf_attn_ext.attention.losses import WEIGHT_FLOOR, attention_backward, attention_losses
 
-KERNELS = ["flexformer_c", "flexformer_n", "hedgehog"]
+KERNELS = ["flexformer_p", "flexformer_n", "hedgehog"]
 
 
 def inputs(batch=2, heads=2, length=5, dim=4, seed=0):
@@ -101,7 +101,7 @@ def test_padding_gets_no_gradient_and_changes_nothing():
     query, key, value = (x.requires_grad_(True) for x in inputs(length=7))
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[:, 5:] = False
-    feature_map = make_feature_map("flexformer_c", 2, 4, 3).double()
+    feature_map = make_feature_map("flexformer_p", 2, 4, 3).double()
     losses = attention_losses(query, key, value, feature_map, 0.5, mask)
     (losses.cross_entropy.sum() + losses.squared_error.sum()).backward()
     for x in (query, key, value):
@@ -122,5 +122,5 @@ def test_cross_entropy_never_falls_below_the_entropy(kernel):
 
 def test_half_precision_inputs_are_computed_in_float32():
     query, key, value = (x.to(torch.bfloat16) for x in inputs())
-    losses = attention_losses(query, key, value, make_feature_map("flexformer_c", 2, 4, 3))
+    losses = attention_losses(query, key, value, make_feature_map("flexformer_p", 2, 4, 3))
     assert all(part.dtype == torch.float32 for part in losses if part is not None)

@@ -77,7 +77,7 @@ def test_unknown_option_is_named_with_the_nearest():
     ("kernel", "options", "words"),
     [
         ("flexformer_c", {"rho": "x"}, ["'rho'", "finite number", "'x'"]),
-        ("flexformer_c", {"affine": 1}, ["'affine'", "true or false", "1"]),
+        ("flexformer_p", {"affine": 1}, ["'affine'", "true or false", "1"]),
         ("flexformer_s", {"frequency_std": float("inf")}, ["'frequency_std'", "inf"]),
         ("hedgehog", {"weight_std": None}, ["'weight_std'", "None"]),
         ("cosformer", {"max_length": 512.0}, ["'max_length'", "whole number", "512.0"]),
@@ -94,7 +94,7 @@ def test_an_option_of_the_wrong_type_or_out_of_range_is_named(kernel, options, w
 
 
 def test_an_integer_does_where_a_number_is_asked_for():
-    ours = make_feature_map("flexformer_c", 2, 4, 3, key_normaliser=1, spread=None).state_dict()
+    ours = make_feature_map("flexformer_p", 2, 4, 3, key_normaliser=1, spread=None).state_dict()
     assert ours["key_normaliser"].equal(torch.ones(2))
 
 

@@ -25,7 +25,7 @@ def test_a_sound_installation(run):
         "threads",
         "cuda",
         "compiled kernel",
-        "flexformer_c",
+        "flexformer_p",
         "roberta",
     ):
         assert part in done.out
@@ -46,7 +46,7 @@ def test_a_missing_package_is_named(run, monkeypatch):
 def test_a_converted_folder_is_described(run, converted):
     done = run("doctor", converted)
     assert done.code == 0
-    assert "AttnExtRobertaForMaskedLM" in done.out and "flexformer_c, 4 features, layers [0, 1, 2]" in done.out
+    assert "AttnExtRobertaForMaskedLM" in done.out and "flexformer_p, 4 features, layers [0, 1, 2]" in done.out
 
 
 def test_folders_that_are_not_sound(run, converted, masked_lm, tmp_path):

@@ -72,7 +72,7 @@ def root(tmp_path_factory):
     sizes |= {"eos_token_id": tokenizer.eos_token_id, "initializer_range": 0.4}
     model = GPT2LMHeadModel(small_gpt.host_config(**sizes)).eval()
     model.save_pretrained(root / "stock")
-    hax.convert(model, kernel="flexformer_c", num_features=4).save_pretrained(root / "ours")
+    hax.convert(model, kernel="flexformer_p", num_features=4).save_pretrained(root / "ours")
     tokenizer.save_pretrained(root / "ours")
     for name, records in (("rolling", [{"text": text} for text in texts]), ("choice", [*map(question, range(9))])):
         small_gpt.save_jsonl(root / f"{name}.jsonl", records)
@@ -100,7 +100,7 @@ def harness(run, root, tmp_path):
         words += ["--tasks", ",".join(tasks), "--include_path", root / "tasks", "--output_path", out, "--log_samples"]
         done = run("lm-eval", *words, *options)
         assert done.code == 0, done.err
-        assert ("flexformer_c in all 2 layers" in done.err) == (folder == "ours")
+        assert ("flexformer_p in all 2 layers" in done.err) == (folder == "ours")
         return {task: samples(out, task) for task in tasks}
 
     return harness

@@ -57,10 +57,10 @@ def test_usage_errors_are_one_line(run, words, said):
 
 
 def test_list_names_kernels_and_model_types(run):
-    assert {"flexformer_c", "hedgehog", "performer"} <= set(run("list", "kernels").out.split())
+    assert {"flexformer_p", "hedgehog", "performer"} <= set(run("list", "kernels").out.split())
     assert {"bert", "roberta"} <= set(run("list", "models").out.split())
     both = run("list").out
-    assert "kernels:" in both and "models:" in both and "flexformer_c" in both and "roberta" in both
+    assert "kernels:" in both and "models:" in both and "flexformer_p" in both and "roberta" in both
 
 
 def test_an_interruption_is_quiet(run, monkeypatch):

@@ -31,7 +31,7 @@ def test_every_step_is_measured_and_the_fresh_process_has_the_same_bits(tiny_ass
     results = json.loads((out / "results.json").read_text())
     card = (out / "model" / "README.md").read_text()
     assert f"{results['scores']['stage2']['pearson']:.4f}" in card
-    assert "flexformer_c" in card and str(tmp_path) not in card
+    assert "flexformer_p" in card and str(tmp_path) not in card
 
     # Given again, the finished run is read, not run.
     journal = (out / "metrics.jsonl").read_bytes()

@@ -22,7 +22,7 @@ def converted_folder(folder: Path, shards: int = 1) -> Path:
     config = {
         "model_type": "attn_ext_roberta",
         "architectures": ["AttnExtRobertaForMaskedLM"],
-        "attn_ext": {"kernel": "flexformer_c", "num_features": 8, "layers": None, "seed": 0},
+        "attn_ext": {"kernel": "flexformer_p", "num_features": 8, "layers": None, "seed": 0},
         "auto_map": {"AutoConfig": "modeling_attn_ext.AttnExtRobertaConfig"},
         "num_hidden_layers": 2,
     }

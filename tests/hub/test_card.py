@@ -16,7 +16,7 @@ CONFIG = {
     "model_type": "attn_ext_roberta",
     "architectures": ["AttnExtRobertaForSequenceClassification"],
     "num_hidden_layers": 6,
-    "attn_ext": {"kernel": "flexformer_c", "num_features": 64, "layers": [0, 2], "seed": 7, "kernel_options": {}},
+    "attn_ext": {"kernel": "flexformer_p", "num_features": 64, "layers": [0, 2], "seed": 7, "kernel_options": {}},
 }
 RESULTS = {
     "base_model": "roberta-base",
@@ -69,7 +69,7 @@ def test_the_hubs_own_reader_takes_the_card():
 def test_the_text_says_kernel_layers_numbers_provenance_and_the_three_ways_to_load():
     card = render_card(CONFIG, RESULTS, repo_id="me/it")
     for part in (
-        "kernel `flexformer_c`, 64 features",
+        "kernel `flexformer_p`, 64 features",
         "layers 0, 2 of 6",
         "seed 7",
         "| teacher (softmax) | 0.8412 | 0.8400 |",

@@ -16,7 +16,7 @@ LAYERS = pytest.mark.parametrize("layers", [None, [1]], ids=["all", "hybrid"])
 CACHES = ("cache", "past_key_values")
 
 
-def linear_model(cls, kernel="flexformer_c", layers=None, **options):
+def linear_model(cls, kernel="flexformer_p", layers=None, **options):
     model = model_of(cls, **options)
     for parameter in model.parameters():  # norms and biases start at the identity, which hides mistakes
         parameter.data.add_(0.1 * torch.randn_like(parameter))
@@ -94,7 +94,7 @@ def test_mask_tokens_never_enter_and_passes_have_no_memory_of_others(layers):
             assert torch.equal(alone.predict(text, start + 3 * number), runs[number][column])
 
 
-@pytest.mark.parametrize("kernel", ["flexformer_c", "cosformer"])
+@pytest.mark.parametrize("kernel", ["flexformer_p", "cosformer"])
 def test_a_text_that_ended_runs_past_the_table_beside_another(kernel):
     """The longer needs one pass, the other two: in the second, block and clean tokens of the first lie behind all 40
     positions.

@@ -16,7 +16,7 @@ from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.masking.call import given_mask
 
 FAMILIES = [BertForMaskedLM, DistilBertForMaskedLM, GPT2LMHeadModel, LlamaForCausalLM]
-KERNEL = {"kernel": "flexformer_c", "num_features": 4}
+KERNEL = {"kernel": "flexformer_p", "num_features": 4}
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ def listen(model):
 
 
 @pytest.mark.parametrize("cls", BASES)
-@pytest.mark.parametrize("kernel", ["flexformer_c", "flexformer_n", "hedgehog"])
+@pytest.mark.parametrize("kernel", ["flexformer_p", "flexformer_n", "hedgehog"])
 def test_weights_are_those_that_were_applied(cls, kernel):
     model = hax.convert(tiny.tiny_model(cls), kernel=kernel, num_features=4)
     plain = model(**tiny.inputs()).last_hidden_state

@@ -137,7 +137,7 @@ def test_a_lost_map_is_an_error_not_softmax(model):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kernel": "flexfromer_c"}, "unknown kernel 'flexfromer_c'.*Did you mean 'flexformer_c'"),
+        ({"kernel": "flexfromer_p"}, "unknown kernel 'flexfromer_p'.*Did you mean 'flexformer_p'"),
         ({"num_features": 0}, "num_features must be .* got 0"),
         ({"num_features": "8"}, "'num_features' must be a whole number, got '8'"),
         ({"layers": [0, 2]}, "layer 2 is out of range: RobertaForMaskedLM has 2 attention layers, 0 to 1"),
@@ -157,7 +157,7 @@ def test_bad_settings_are_refused_and_nothing_changes(model, change, message):
 
 def test_converting_twice_is_refused(model):
     hax.convert(model, tiny.KERNEL)
-    with pytest.raises(AttnExtError, match=r"converted already .*'flexformer_c'.*revert"):
+    with pytest.raises(AttnExtError, match=r"converted already .*'flexformer_p'.*revert"):
         hax.convert(model, kernel="hedgehog")
 
 

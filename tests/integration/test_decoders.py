@@ -23,7 +23,7 @@ CHANGES = {"gpt2": {"scale_attn_by_inverse_layer_idx": True}}  # others: rotary 
 GREEDY = {"do_sample": False, "max_new_tokens": 8, "min_new_tokens": 8}
 
 
-def decoder(model_type, dtype=torch.float64, layers=None, kernel="flexformer_c", **changes):
+def decoder(model_type, dtype=torch.float64, layers=None, kernel="flexformer_p", **changes):
     config = tiny.tiny_config(model_type, **CHANGES.get(model_type, {}), **changes)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).to(dtype).eval()

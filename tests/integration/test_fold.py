@@ -23,7 +23,7 @@ from . import tiny
 ENCODERS = [BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, ElectraModel]
 
 
-def converted(cls, kernel="flexformer_c", layers=None, **changes):
+def converted(cls, kernel="flexformer_p", layers=None, **changes):
     """A float64 model whose maps are not what they began as."""
     model = tiny.tiny_model(cls, **changes).double()
     hax.convert(model, kernel=kernel, num_features=4, layers=layers)
@@ -47,7 +47,7 @@ def esm(kind):
         mask_token_id=2,
         position_embedding_type=kind,
     )
-    return hax.convert(EsmModel(config, add_pooling_layer=False), kernel="flexformer_c", num_features=4)
+    return hax.convert(EsmModel(config, add_pooling_layer=False), kernel="flexformer_p", num_features=4)
 
 
 def other_projection():
@@ -59,7 +59,7 @@ def other_projection():
     return model
 
 
-@pytest.mark.parametrize("kernel", ["flexformer_c", "flexformer_sq"])
+@pytest.mark.parametrize("kernel", ["flexformer_p", "flexformer_sq"])
 @pytest.mark.parametrize("cls", [*ENCODERS, GPT2LMHeadModel])
 @torch.no_grad()
 def test_the_outputs_stay_and_the_maps_are_gone(cls, kernel, tmp_path):

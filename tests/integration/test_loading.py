@@ -162,7 +162,7 @@ def test_a_missing_weight_file_is_an_error(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kernel": "hedgehog"}, "attn_ext.kernel is 'hedgehog'.*saved with 'flexformer_c'|lacks|unexpected"),
+        ({"kernel": "hedgehog"}, "attn_ext.kernel is 'hedgehog'.*saved with 'flexformer_p'|lacks|unexpected"),
         ({"seed": 4}, "attn_ext.seed is 4.*saved with 3"),
         ({"num_features": 5}, "feature_map.*config.json was edited|attn_ext.num_features is 5.*saved with 4"),
         ({"layers": None}, "attn_ext.layers is None.*saved with"),
@@ -323,7 +323,7 @@ def test_weights_from_an_older_format_are_saved_under_present_names(model, tmp_p
 
 
 def test_buffers_that_are_not_saved_have_their_values_again(model, tmp_path):
-    hax.convert(model, tiny.KERNEL, kernel_options={"complex_share": 0.5})
+    hax.convert(model, tiny.KERNEL, kernel="flexformer_c")
     model.save_pretrained(tmp_path / "model")
     loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "model")
     for ours, theirs in zip(hax.converted_layers(model), hax.converted_layers(loaded), strict=True):

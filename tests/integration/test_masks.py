@@ -22,7 +22,7 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.linear.attention_function import flexformer_attention, padding_mask
 
 BASES = [BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, ElectraModel]
-KERNELS = ["flexformer_s", "flexformer_n", "flexformer_c", "flexformer_sq", "hedgehog", "performer", "uniform"]
+KERNELS = ["flexformer_s", "flexformer_n", "flexformer_p", "flexformer_sq", "hedgehog", "performer", "uniform"]
 
 
 def run(model, embeddings, keep, positions):

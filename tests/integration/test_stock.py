@@ -77,7 +77,7 @@ def test_convert_adopts_the_maps_and_then_they_save(folder, tmp_path):
 
 
 def test_convert_with_other_settings_is_refused(folder):
-    with pytest.raises(AttnExtError, match=r"holds 'flexformer_c' feature maps.*revert"):
+    with pytest.raises(AttnExtError, match=r"holds 'flexformer_p' feature maps.*revert"):
         hax.convert(used(folder), kernel="hedgehog")
 
 

@@ -149,7 +149,7 @@ def test_accelerate(classifier, tmp_path):
     assert torch.equal(again(**tiny.inputs()).logits, unwrapped.eval()(**tiny.inputs()).logits)
 
 
-@pytest.mark.parametrize("kernel", ["flexformer_c", "performer"])
+@pytest.mark.parametrize("kernel", ["flexformer_p", "performer"])
 def test_lora_round_trip(tmp_path, kernel):
     tiny.tiny_model(RobertaForSequenceClassification).save_pretrained(tmp_path / "stock")
     base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "stock")
@@ -192,7 +192,7 @@ def test_peft_and_conversion_in_the_wrong_order_is_said():
         hax.convert(get_peft_model(stock, LoraConfig(task_type="SEQ_CLS", r=2)))
 
 
-@pytest.mark.parametrize("kernel", ["flexformer_n", "flexformer_c", "hedgehog"])
+@pytest.mark.parametrize("kernel", ["flexformer_n", "flexformer_p", "hedgehog"])
 def test_the_whole_model_is_one_graph(kernel):
     torch._dynamo.reset()
     stock = tiny.tiny_model(RobertaForSequenceClassification, num_hidden_layers=1)
@@ -221,7 +221,7 @@ def test_compiled_hybrid_has_the_same_gradients():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kernel", ["flexformer_c", "flexformer_sq", "hedgehog", "performer"])
+@pytest.mark.parametrize("kernel", ["flexformer_p", "flexformer_sq", "hedgehog", "performer"])
 def test_half_precision_and_autocast_stay_near_float32(dtype, kernel):
     model = hax.convert(tiny.tiny_model(RobertaForSequenceClassification), kernel=kernel, num_features=4)
     expected = model(**tiny.inputs()).logits

@@ -30,7 +30,7 @@ SIZES = {
     "head_dim": 8,
     "sliding_window": None,
 }
-KERNEL = {"kernel": "flexformer_c", "num_features": 4}
+KERNEL = {"kernel": "flexformer_p", "num_features": 4}
 
 
 def tiny_config(model_type, **changes):

@@ -302,7 +302,7 @@ def test_models_stock_and_converted(tokenizer, family, converted):
     model = tiny.family_model(family)
     model.resize_token_embeddings(len(planted.VOCABULARY))
     if converted:
-        hax.convert(model, kernel="flexformer_c", num_features=4)
+        hax.convert(model, kernel="flexformer_p", num_features=4)
     model.train()
     found = segment(model, tokenizer, TEXT, segments=2, cue="both", window=12)
     assert model.training and len(found.boundaries) == 1 and np.isfinite(found.scores).all()

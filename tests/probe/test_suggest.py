@@ -173,7 +173,7 @@ def test_tables_and_files(tokenizer, tmp_path):
     assert rows[1]["place"] == 1 and rows[1]["score"] == found.scores[1]
     stored = json.loads(found.to_json(tmp_path / "layers.json"))
     assert stored == json.loads((tmp_path / "layers.json").read_text()) and stored["keep"] == found.keep
-    assert stored["settings"]["kernel"]["kernel"] == "flexformer_c"
+    assert stored["settings"]["kernel"]["kernel"] == "flexformer_p"
 
 
 def test_a_decoder(tokenizer):
@@ -213,6 +213,6 @@ def test_errors(tokenizer):
     broken = planted.small_bert()
     with torch.no_grad():
         broken.encoder.layer[0].attention.self.value.weight[0, 0] = torch.nan
-    for kernel in ("flexformer_c", "elu"):
+    for kernel in ("flexformer_p", "elu"):
         refused("last hidden states are all zero or not finite", its=broken, kernel=kernel)
     refused("unknown criterion 'neighbors'. Did you mean 'neighbours'?", criterion="neighbors")

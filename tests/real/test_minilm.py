@@ -111,7 +111,7 @@ for folder in sys.argv[1:]:
 
 
 def test_saved_whole_sharded_and_in_half_precision_a_fresh_process_gives_the_same_bits(minilm, batch, tmp_path):
-    converted(minilm, batch, "flexformer_c")
+    converted(minilm, batch, "flexformer_p")
     kinds = {"sharded": (torch.float32, "30MB"), "half": (torch.float16, "1GB"), "bf16": (torch.bfloat16, "1GB")}
     for name, (dtype, size) in kinds.items():
         minilm.to(dtype).save_pretrained(tmp_path / name, max_shard_size=size)

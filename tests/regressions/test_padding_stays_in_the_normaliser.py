@@ -8,7 +8,7 @@ from transformers import BertModel
 from hf_attn_ext import integration as hax
 
 
-@pytest.mark.parametrize("kernel", ["flexformer_s", "flexformer_n", "flexformer_c", "flexformer_sq", "hedgehog"])
+@pytest.mark.parametrize("kernel", ["flexformer_s", "flexformer_n", "flexformer_p", "flexformer_sq", "hedgehog"])
 def test_more_padding_changes_nothing(kernel):
     model = hax.convert(tiny.tiny_model(BertModel).double(), kernel=kernel, num_features=4)
     ids = tiny.inputs(batch=2, length=5, padded=False)["input_ids"]

@@ -19,7 +19,7 @@ def test_auto_classes_never_open_a_converted_folder_as_softmax(tmp_path):
     assert AutoConfig.from_pretrained(tmp_path).model_type == "attn_ext_roberta"
     assert hax.is_converted(AutoModelForMaskedLM.from_pretrained(tmp_path))
     settings = json.loads((tmp_path / "config.json").read_text())
-    assert "_attn_implementation" not in settings and settings["attn_ext"]["kernel"] == "flexformer_c"
+    assert "_attn_implementation" not in settings and settings["attn_ext"]["kernel"] == "flexformer_p"
 
 
 def test_a_stock_class_named_outright_reports_our_tensors(tmp_path, caplog):

@@ -100,7 +100,7 @@ def settings(root: Path, name: str = "run", **sections) -> dict:
             "test": str(root / "test.csv"),
             "max_length": 16,
         },
-        "kernel": {"kernel": "flexformer_c", "num_features": 4},
+        "kernel": {"kernel": "flexformer_p", "num_features": 4},
         "teacher": {"steps": 6, "batch_size": 8, "lr": 5e-3, "evaluate_every": 3},
         "stage1": {"steps": 6, "batch_size": 8, "lr": 1e-2, "evaluate_every": 3, "calibration_batches": 2},
         "stage2": {"steps": 6, "batch_size": 8, "lr": 2e-3, "evaluate_every": 3},

@@ -80,7 +80,7 @@ def settings(root: Path, name: str = "run", **sections) -> dict:
             "test": str(root / "test.jsonl"),
             "max_length": 24,
         },
-        "kernel": {"kernel": "flexformer_c", "num_features": 4},
+        "kernel": {"kernel": "flexformer_p", "num_features": 4},
         "teacher": {**stage, "lr": 5e-3},
         "stage1": {**stage, "lr": 1e-2, "calibration_batches": 2},
         "stage2": {**stage, "lr": 2e-3},

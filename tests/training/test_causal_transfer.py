@@ -12,7 +12,7 @@ from hf_attn_ext.training.config import Stage1Config
 from hf_attn_ext.training.stages.transfer import TransferStage, evaluate_transfer, output_scales
 from tests.training import small_gpt
 
-KERNELS = ["flexformer_c", "flexformer_n", "hedgehog", "cosformer"]
+KERNELS = ["flexformer_p", "flexformer_n", "hedgehog", "cosformer"]
 PLACES = {None: [], "right": [4, 5], "left": [0, 1], "inside": [2]}
 
 
@@ -84,7 +84,7 @@ def test_values_and_gradients_equal_the_twin(kernel, padding, subset):
 
 def test_a_token_gets_no_gradient_from_queries_before_it():
     query, key, value = (x.requires_grad_(True) for x in inputs())
-    losses = attention_losses(query, key, value, make_feature_map("flexformer_c", 2, 4, 4).double(), causal=True)
+    losses = attention_losses(query, key, value, make_feature_map("flexformer_p", 2, 4, 4).double(), causal=True)
     (losses.cross_entropy[:, :, :3].sum() + losses.squared_error[:, :, :3].sum()).backward()
     for x in (key, value):
         assert torch.count_nonzero(x.grad[:, :, 3:]) == 0 and torch.count_nonzero(x.grad[:, :, :3]) > 0
@@ -98,7 +98,7 @@ def make_batch(rows=3, length=9, seed=0):
     return {"input_ids": ids, "attention_mask": mask, "index": torch.arange(rows)}
 
 
-def make_model(family="gpt2", kernel="flexformer_c"):
+def make_model(family="gpt2", kernel="flexformer_p"):
     torch.manual_seed(0)
     if family == "gpt2":
         model = GPT2LMHeadModel(small_gpt.host_config())
@@ -157,7 +157,7 @@ def test_the_uniform_control_is_the_mean_of_the_past():
 
 
 @pytest.mark.parametrize("queries", [None, 3])
-@pytest.mark.parametrize("kernel", ["flexformer_c", "hedgehog"])
+@pytest.mark.parametrize("kernel", ["flexformer_p", "hedgehog"])
 def test_the_maps_come_closer_and_only_they_move(kernel, queries):
     model, batch = make_model(kernel=kernel), make_batch()
     config = Stage1Config(lr=2e-2, queries_per_sequence=queries)

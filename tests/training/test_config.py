@@ -72,7 +72,7 @@ def test_every_field_is_documented(kind):
         (["seed=-1"], ["'seed'", "-1"]),
         (["stage1.lr=.inf"], ["'stage1.lr'", "finite", "inf"]),
         (["stage1.lr=.nan"], ["'stage1.lr'", "nan"]),
-        (["kernel.kernel_options={rho: x}"], ["'rho'", "'x'"]),
+        (["kernel.kernel=flexformer_n", "kernel.kernel_options={rho: x}"], ["'rho'", "'x'"]),
         (["processes=0"], ["'processes'", "0"]),
         (["stage1"], ["'stage1'", "section.field=value"]),
         (["seed.deep=1"], ["seed", "no section"]),

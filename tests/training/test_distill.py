@@ -108,7 +108,7 @@ class Notebook(GeneralTracker):
 def test_trackers_get_the_same_numbers_on_one_rising_axis(root):
     notebook = Notebook()
     result = distill(short(root, "tracked", control=True), trackers=[notebook])
-    assert notebook.settings["stage1.lr"] == 1e-2 and notebook.settings["kernel.kernel"] == "flexformer_c"
+    assert notebook.settings["stage1.lr"] == 1e-2 and notebook.settings["kernel.kernel"] == "flexformer_p"
     steps = [step for step, _ in notebook.lines]
     assert steps == sorted(steps) and steps[0] == 1 and steps[-1] == 8  # two steps each of four stages
     names = set().union(*(values for _, values in notebook.lines))

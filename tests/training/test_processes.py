@@ -26,7 +26,7 @@ STAGE = {"steps": 5, "evaluate_every": 2, "group_by_length": True}
 def sections(batch_size: int, accumulate: int = 1) -> dict:
     stage = {**STAGE, "batch_size": batch_size, "accumulate": accumulate}
     return {
-        "kernel": {"kernel": "flexformer_c", "num_features": 4},
+        "kernel": {"kernel": "flexformer_p", "num_features": 4},
         "teacher": {"steps": 0},
         "stage1": {**stage, "queries_per_sequence": 5},
         "stage2": {**stage, "distillation": 0.5, "feature_map_lr": 1e-2},

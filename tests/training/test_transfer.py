@@ -24,7 +24,7 @@ def make_batch(rows=4, length=9, seed=0):
     return {"input_ids": ids, "attention_mask": mask, "index": torch.arange(rows)}
 
 
-def make_model(kernel="flexformer_c", layers=None, seed=0):
+def make_model(kernel="flexformer_p", layers=None, seed=0):
     torch.manual_seed(seed)
     model = RobertaModel(small.host_config(), add_pooling_layer=False)
     return convert(model, kernel=kernel, num_features=4, layers=layers)
@@ -40,7 +40,7 @@ def gradients(model):
     return [parameter.grad.clone() for layer in converted_layers(model) for parameter in layer.feature_map.parameters()]
 
 
-@pytest.mark.parametrize("kernel", ["flexformer_c", "hedgehog"])
+@pytest.mark.parametrize("kernel", ["flexformer_p", "hedgehog"])
 def test_gradients_equal_autograd_through_captured_inputs(kernel):
     model, batch = make_model(kernel), make_batch()
     stage = make_stage(model)

@@ -48,7 +48,7 @@ class DecodeBench:
     """
 
     contexts: Sequence[int] = CONTEXTS
-    kernels: Sequence[str] = ("flexformer_c",)
+    kernels: Sequence[str] = ("flexformer_p",)
     layers: int = 12
     workload: Workload = Workload()
     threads: int | None = None

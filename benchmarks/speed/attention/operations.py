@@ -65,7 +65,7 @@ class MapCost:
 MAPS: dict[str, Callable[[int, int], MapCost]] = {
     "flexformer_s": lambda d, n: MapCost(2 * d * n, 2 * d * n, cosines=2 * n, amplitude=1, bound=1),
     "flexformer_n": lambda d, n: MapCost(4 * d * n, 4 * d * n, cosines=3 * n, amplitude=1, bound=1),
-    "flexformer_c": lambda d, n: MapCost(4 * d * n, 4 * d * n + 2 * d * d, exponentials=2 * n, amplitude=2),
+    "flexformer_p": lambda d, n: MapCost(4 * d * n, 4 * d * n + 2 * d * d, exponentials=2 * n, amplitude=2),
     "flexformer_sq": lambda d, n: MapCost(2 * d * (d + n), 2 * d * (d + n), cosines=2 * n, amplitude=1, bound=1),
     "hedgehog": lambda d, n: MapCost(2 * d * n, 2 * d * n, exponentials=2 * n),
     "performer": lambda d, n: MapCost(2 * d * n, 2 * d * n, exponentials=n, amplitude=1, learned=False),

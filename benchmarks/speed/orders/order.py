@@ -47,7 +47,7 @@ class OrderBench:
     lengths: Sequence[int] = LENGTHS
     masks: Sequence[str] = NAMES
     block_size: int = 8
-    kernel: str = "flexformer_c"
+    kernel: str = "flexformer_p"
     workload: Workload = Workload()
     threads: int | None = None
     repeats: int = 15

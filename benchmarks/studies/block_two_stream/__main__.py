@@ -210,7 +210,7 @@ def by_place(losses: np.ndarray, block: int) -> list[float | None]:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="sotu", choices=tuple(SIZES))
-    parser.add_argument("--attention", default="softmax,flexformer_c", help="softmax and kernels, with commas")
+    parser.add_argument("--attention", default="softmax,flexformer_p", help="softmax and kernels, with commas")
     parser.add_argument("--blocks", default="2,4,8", help="block sizes, with commas")
     parser.add_argument("--seeds", default="0", help="with commas; each is a run of everything")
     parser.add_argument("--context", type=int, default=None, help="tokens of a sequence; default: 128, mgm 96")

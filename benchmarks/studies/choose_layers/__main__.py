@@ -272,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=300, help="of stage 1")
     parser.add_argument("--texts", type=int, help="for the suggestion; default: by corpus")
     parser.add_argument("--test", type=int, help="texts that hybrids are measured on; default: by corpus")
-    parser.add_argument("--kernel", default="flexformer_c")
+    parser.add_argument("--kernel", default="flexformer_p")
     parser.add_argument("--num-features", type=int, default=64)
     parser.add_argument("--out", default="runs/choose-layers")
     parser.add_argument("--progress", action="store_true", help="show stage 1's progress bar")

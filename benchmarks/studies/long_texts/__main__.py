@@ -49,7 +49,7 @@ from . import data, scores
 from . import report as reporting
 
 WINDOW = 512  # positions of the stock model, at most
-KERNEL = {"kernel": "flexformer_c", "num_features": 64}
+KERNEL = {"kernel": "flexformer_p", "num_features": 64}
 STAGE1 = {"batch_size": 2, "lr": 2e-2, "queries_per_sequence": 64, "calibration_batches": 4}
 
 

@@ -39,7 +39,7 @@ from .corpus import Corpus
 from .models import build_model
 from .report import report
 
-KERNELS = ["flexformer_c", "hedgehog", "elu", "flexformer_n", "flexformer_s", "flexformer_sq", "performer", "rfa"]
+KERNELS = ["flexformer_p", "hedgehog", "elu", "flexformer_n", "flexformer_s", "flexformer_sq", "performer", "rfa"]
 KERNELS += ["cosformer", "polaformer"]
 
 # What a run's numbers depend on, beside its name and seed.

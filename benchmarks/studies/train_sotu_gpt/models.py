@@ -59,7 +59,7 @@ def stock_model(options: argparse.Namespace, vocabulary: int, end: int, seed: in
 
 def kernel_options(kernel: str, options: argparse.Namespace) -> dict[str, Any]:
     """No affine maps: what they do to queries and keys the projections before them learn here as well."""
-    if kernel in ("flexformer_c", "flexformer_sq"):
+    if kernel in ("flexformer_p", "flexformer_sq"):
         return {"affine": False}
     return {"max_length": options.context} if kernel == "cosformer" else {}
 

@@ -97,9 +97,8 @@ def data_config(config: MaskTraining, where: str) -> Any:
 def kernel_config(config: MaskTraining) -> Any:
     """The AttnExtConfig to convert with, or None."""
     import hf_attn_ext as hax
-    from hf_attn_ext._util.settings import from_mapping
 
-    return None if config.kernel is None else from_mapping(hax.AttnExtConfig, config.kernel, where="kernel")
+    return None if config.kernel is None else hax.AttnExtConfig.from_dict(config.kernel, where="kernel")
 
 
 def training_arguments(config: MaskTraining, where: str) -> tuple[Any, float]:

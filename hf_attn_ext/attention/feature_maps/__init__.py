@@ -1,7 +1,8 @@
 """The feature maps that ship, one file a kernel; importing this package registers them all.
 
 flexformer_s, flexformer_n      the paper's stationary and nonstationary kernels
-flexformer_c                    complex frequencies, the default (ours)
+flexformer_p                    positive features of learned frequencies, the default (ours)
+flexformer_c                    the same with complex frequencies (ours)
 flexformer_sq                   the squared kernel, never negative (ours)
 elu, cosformer, hedgehog,       the rivals
 performer, polaformer, rfa
@@ -14,6 +15,7 @@ from .cosformer import Cosformer
 from .elu import Elu
 from .flexformer_c import FlexformerC
 from .flexformer_n import FlexformerN
+from .flexformer_p import FlexformerP
 from .flexformer_s import FlexformerS
 from .flexformer_sq import FlexformerSq
 from .hedgehog import Hedgehog
@@ -30,6 +32,7 @@ __all__ = [
     "Features",
     "FlexformerC",
     "FlexformerN",
+    "FlexformerP",
     "FlexformerS",
     "FlexformerSq",
     "Hedgehog",

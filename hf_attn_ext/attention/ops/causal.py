@@ -71,7 +71,7 @@ def causal_attention(
             batch size, head count, feature_dim, dtype or kernel.
 
     Example:
-        >>> feature_map = make_feature_map("flexformer_c", 2, 8, 16)
+        >>> feature_map = make_feature_map("flexformer_p", 2, 8, 16)
         >>> q = k = v = torch.randn(1, 2, 10, 8)
         >>> whole, _ = causal_attention(q, k, v, feature_map)
         >>> first, state = causal_attention(q[:, :, :6], k[:, :, :6], v[:, :, :6], feature_map)

@@ -55,7 +55,7 @@ def linear_attention(
             it unattended; ``spec.densify()`` is dense.
 
     Example:
-        >>> feature_map = make_feature_map("flexformer_c", num_heads=2, head_dim=8, num_features=16)
+        >>> feature_map = make_feature_map("flexformer_p", num_heads=2, head_dim=8, num_features=16)
         >>> q, k, v = torch.randn(3, 1, 2, 100, 8).unbind()
         >>> linear_attention(q, k, v, feature_map).shape
         torch.Size([1, 2, 100, 8])

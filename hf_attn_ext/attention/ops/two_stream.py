@@ -49,7 +49,7 @@ def two_stream_attention(
         AttnExtError: masks of another size, and what :func:`causal_attention` raises.
 
     Example:
-        >>> feature_map = make_feature_map("flexformer_c", 2, 8, 16)
+        >>> feature_map = make_feature_map("flexformer_p", 2, 8, 16)
         >>> q = k = v = torch.randn(1, 2, 10, 8)
         >>> clean, block = torch.ones(1, 10, dtype=torch.bool).split([6, 4], 1)
         >>> out, state = two_stream_attention(q, k, v, feature_map, None, clean, block)

@@ -14,7 +14,7 @@ from hf_attn_ext.errors import AttnExtError
 def convert(
     model: Annotated[str, typer.Argument(help="A model's folder, or its hub id.")],
     out: Annotated[Path, typer.Option("--out", help="The folder to write; must not exist, or be empty.")],
-    kernel: Annotated[str, typer.Option("--kernel", help="See `hf-attn-ext list kernels`.")] = "flexformer_c",
+    kernel: Annotated[str, typer.Option("--kernel", help="See `hf-attn-ext list kernels`.")] = "flexformer_p",
     num_features: Annotated[int, typer.Option("--num-features", help="Frequencies or projections a head.")] = 64,
     layers: Annotated[str, typer.Option("--layers", help="`all`, or numbers from 0: `0,2`.")] = "all",
     seed: Annotated[int, typer.Option("--seed", help="Determines the kernels' initial values.")] = 0,

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_attn_ext._util.settings import from_mapping
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.families import FAMILIES, supported_model_types
@@ -58,7 +59,7 @@ def convert(
 
     Example:
         >>> model = AutoModelForMaskedLM.from_pretrained("roberta-base")  # doctest: +SKIP
-        >>> hax.convert(model, kernel="flexformer_c", layers=[0, 2])  # doctest: +SKIP
+        >>> hax.convert(model, kernel="flexformer_p", layers=[0, 2])  # doctest: +SKIP
     """
     _check_model(model)
     held = attached_on_first_use(model)
@@ -190,7 +191,7 @@ def _settings(
     given = config.to_dict() if isinstance(config, AttnExtConfig) else dict(config or {})
     if config is None and held is not None:
         given = dict(held)
-    settings = AttnExtConfig.from_dict({**given, **overrides}, where="convert")
+    settings = from_mapping(AttnExtConfig, {**given, **overrides}, where="convert")
     if held is not None and settings.to_dict() != held:
         raise AttnExtError(
             f"the model holds {held['kernel']!r} feature maps, attached on first use; convert(model) without a "

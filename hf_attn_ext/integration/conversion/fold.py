@@ -38,7 +38,7 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     trains as before; do it last.
 
     Args:
-        model: a converted model whose kernel has affine maps (flexformer_c, flexformer_sq).
+        model: a converted model whose kernel has affine maps (flexformer_p, flexformer_c, flexformer_sq).
 
     Returns:
         The same object.

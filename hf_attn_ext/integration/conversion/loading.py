@@ -155,7 +155,7 @@ def check_sizes(name_or_path: Any, model: PreTrainedModel, info: dict[str, Any],
 
 
 def _check_settings(name_or_path: Any, config: PreTrainedConfig, manifest: dict[str, Any]) -> None:
-    saved = manifest.get("attn_ext")
+    saved = AttnExtConfig.from_saved(manifest.get("attn_ext"))
     if not isinstance(saved, dict) or saved == config.attn_ext:
         return
     for field in sorted(saved.keys() | config.attn_ext.keys()):

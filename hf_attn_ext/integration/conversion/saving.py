@@ -20,6 +20,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_attn_ext._util.files import write_text
+from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.families import head_classes, stock_type
 from hf_attn_ext.integration.names import CLASS_PREFIX, MANIFEST, SHIM
@@ -111,7 +112,7 @@ def _other_entries(target: Path, model: PreTrainedModel, variant: re.Pattern[str
     """What the manifest in ``target`` says of other variants of the same model, whose files stay."""
     try:
         before = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
-        if before["attn_ext"] != model.config.attn_ext:
+        if AttnExtConfig.from_saved(before["attn_ext"]) != model.config.attn_ext:
             return {}
         return {name: entry for name, entry in before["files"].items() if not variant.fullmatch(name)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -88,7 +88,7 @@ def suggest_layers(
     tokenizer: Any,
     texts: Iterable[str],
     keep: int,
-    kernel: str = "flexformer_c",
+    kernel: str = "flexformer_p",
     *,
     criterion: str = "error",
     num_features: int = 64,

@@ -24,7 +24,7 @@ def empty(tmp_path, monkeypatch):
 def test_nothing_is_compiled_by_a_call(empty, monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
     x = torch.randn(1, 2, 9, 4)
-    linear_attention(x, x, x, make_feature_map("flexformer_c", 2, 4, 4), causal=True)
+    linear_attention(x, x, x, make_feature_map("flexformer_p", 2, 4, 4), causal=True)
     assert not kernels_loaded() and list(empty.iterdir()) == []
     assert "not built" in describe_kernels() and "hf-attn-ext build" in describe_kernels()
 
@@ -108,7 +108,7 @@ def test_where_no_kernel_can_lie_attention_goes_on_without(empty, monkeypatch, c
     change(monkeypatch)
     build._load.cache_clear()
     x = torch.randn(1, 2, 9, 4)
-    linear_attention(x, x, x, make_feature_map("flexformer_c", 2, 4, 4), causal=True)
+    linear_attention(x, x, x, make_feature_map("flexformer_p", 2, 4, 4), causal=True)
     assert not kernels_loaded() and "not built" in describe_kernels()
     with pytest.raises(AttnExtError, match=message):
         build_kernels()
@@ -134,7 +134,7 @@ def test_a_library_that_does_not_load(empty):
 
 def test_a_graph_that_outlives_the_kernel_says_so(calls, monkeypatch):
     x = torch.randn(1, 2, 9, 4, requires_grad=True)
-    out = linear_attention(x, x, x, make_feature_map("flexformer_c", 2, 4, 4), causal=True)
+    out = linear_attention(x, x, x, make_feature_map("flexformer_p", 2, 4, 4), causal=True)
     monkeypatch.setenv(build.SWITCH, "0")
     with pytest.raises(AttnExtError, match="needs the compiled kernel"):
         out.sum().backward()
@@ -156,8 +156,8 @@ def test_the_benchmark_shows_both_forms(calls, monkeypatch):
     from benchmarks.speed.attention.operations import operations
 
     work = Workload(heads=2, head_dim=8, feature_dim=16)
-    rows = {c.name: c for c in contestants(work, ["flexformer_c", "hedgehog"])}
-    fast, plain = rows["flexformer_c"], rows["flexformer_c" + PLAIN]
+    rows = {c.name: c for c in contestants(work, ["flexformer_p", "hedgehog"])}
+    fast, plain = rows["flexformer_p"], rows["flexformer_p" + PLAIN]
     assert fast.compiled and not plain.compiled and "hedgehog" + PLAIN not in rows
     for causal in (False, True):
         calls.clear()
@@ -168,5 +168,5 @@ def test_the_benchmark_shows_both_forms(calls, monkeypatch):
         counts = [operations(row, work, 20, causal, FORWARD).products for row in (fast, plain)]
         assert counts[0] < counts[1] if causal else counts[0] == counts[1]
     monkeypatch.setenv(build.SWITCH, "0")
-    (alone,) = (c for c in contestants(work, ["flexformer_c"]) if c.family == "flexformer")
+    (alone,) = (c for c in contestants(work, ["flexformer_p"]) if c.family == "flexformer")
     assert not alone.compiled and "hf-attn-ext build" in alone.note

@@ -18,7 +18,7 @@ from hf_attn_ext.attention import (
     plain_forms,
     two_stream_attention,
 )
-from hf_attn_ext.attention.feature_maps.flexformer_c import FlexformerC
+from hf_attn_ext.attention.feature_maps.flexformer_p import FlexformerP
 from hf_attn_ext.attention.native import build as building
 from hf_attn_ext.attention.native.operators import softmax_attention, softmax_attention_backward
 from hf_attn_ext.errors import AttnExtError
@@ -29,8 +29,8 @@ from ..test_forms import inputs, random_padding
 
 
 def feature_map_of(heads, head_dim, num_features=5, **options):
-    """flexformer_c in float64 with every parameter off its initial value, norms and log-sums counting."""
-    feature_map = make_feature_map("flexformer_c", heads, head_dim, num_features, **options).double()
+    """flexformer_p in float64 with every parameter off its initial value, norms and log-sums counting."""
+    feature_map = make_feature_map("flexformer_p", heads, head_dim, num_features, **options).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in feature_map.parameters():
@@ -136,7 +136,7 @@ def test_the_state_is_that_of_torchs_own_form(calls, monkeypatch):
 
 def test_no_query_sees_a_later_key_however_large(calls):
     """Amplitudes thousands apart, in float32: no overflow, and no early key out of range."""
-    feature_map = make_feature_map("flexformer_c", 2, 6, 8, key_normaliser=0.0)
+    feature_map = make_feature_map("flexformer_p", 2, 6, 8, key_normaliser=0.0)
     with torch.no_grad():
         feature_map.norm_weight.fill_(1.0)
     q, k, v = (x.float() for x in inputs(1, 2, 130, 6))
@@ -220,7 +220,7 @@ def test_too_little_memory_is_an_error(calls):
     import resource
 
     x = torch.randn(1, 1, 2**16, 4, requires_grad=True)
-    feature_map, threads = make_feature_map("flexformer_c", 1, 4, 512), torch.get_num_threads()
+    feature_map, threads = make_feature_map("flexformer_p", 1, 4, 512), torch.get_num_threads()
     out = linear_attention(x[:, :, :32], x[:, :, :32], x[:, :, :32], feature_map, causal=True)
     features = feature_map.softmax_features(torch.float32)
     sums, reference = torch.zeros(1, 1, 1024, 5), torch.zeros(1, 1)
@@ -311,18 +311,18 @@ def test_function_transforms_go_to_torchs_own_forms(calls, causal):
     assert len(calls) == 2
 
 
-class _Scaled(FlexformerC):
+class _Scaled(FlexformerP):
     def bind(self, side, dtype):
         bound = super().bind(side, dtype)
         return lambda x: bound(2 * x)
 
 
-class _Forward(FlexformerC):
+class _Forward(FlexformerP):
     def forward(self, x, side):
         return super().forward(2 * x, side)
 
 
-class _Named(FlexformerC):
+class _Named(FlexformerP):
     """Nothing of its own."""
 
 
@@ -332,14 +332,14 @@ class _Mixed(_Named, _Scaled):
 
 class _Both(_Scaled):
     def softmax_features(self, dtype):
-        features = FlexformerC.softmax_features(self, dtype)
+        features = FlexformerP.softmax_features(self, dtype)
         weights = {name: 2 * getattr(features, name) for name in ("query_weight", "key_weight")}
         return features._replace(**weights, norm_matrix=4 * features.norm_matrix)
 
 
 def test_a_map_that_overrides_the_compiled_one_is_computed_as_it_says(calls):
     q, k, v = inputs(1, 2, 40, 5)
-    for cls, fused in ((FlexformerC, 1), (_Scaled, 0), (_Forward, 0), (_Named, 1), (_Mixed, 0), (_Both, 1)):
+    for cls, fused in ((FlexformerP, 1), (_Scaled, 0), (_Forward, 0), (_Named, 1), (_Mixed, 0), (_Both, 1)):
         feature_map = cls(2, 5, 6, affine=False).double()
         with torch.no_grad():
             feature_map.norm_weight += 0.1
@@ -357,7 +357,7 @@ def test_a_map_that_overrides_the_compiled_one_is_computed_as_it_says(calls):
 def test_what_the_kernel_does_not_take_goes_to_torchs_own_forms(calls, monkeypatch):
     q, k, v = inputs(1, 2, 40, 5)
     for causal in (False, True):
-        for label in ("flexformer_c-half", "hedgehog", "uniform", "cosformer"):
+        for label in ("flexformer_c", "hedgehog", "uniform", "cosformer"):
             feature_map = build(label, 2, 5)
             torch.testing.assert_close(
                 linear_attention(q, k, v, feature_map, causal=causal),

@@ -52,7 +52,7 @@ def test_the_pages_table_of_chains():
     assert told.pop("document") == 1 and told == chains
 
 
-@pytest.mark.parametrize("name", ["linear", "partial_order", "order_plan", "order_product", "order_batched"])
+@pytest.mark.parametrize("name", ["linear", "order.order_attention", "order.plan", "order.product", "order.batched"])
 def test_docstrings(name):
     module = importlib.import_module(f"hf_attn_ext.attention.ops.{name}")
     names = {"torch": torch, "masks": masks, "make_feature_map": make_feature_map}

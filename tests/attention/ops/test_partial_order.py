@@ -67,7 +67,7 @@ def test_random_orders_equal_the_dense_form(kernel):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.name}-{len(spec)}")
 def test_masks_equal_the_dense_form(spec, way):
-    for kernel in ("flexformer_c", "flexformer_n", "hedgehog"):
+    for kernel in ("flexformer_p", "flexformer_n", "hedgehog"):
         feature_map = build(kernel, 2, 4)
         tensors = inputs(1, 2, len(spec), 4, seed=len(spec))
         padding = random_padding(1, len(spec), 1)
@@ -97,7 +97,7 @@ def test_the_causal_and_the_bidirectional_order_are_those_forms(kernel, way):
 def test_every_row_of_a_batch_may_have_its_own_order(way):
     poset = Poset.from_mask(np.random.default_rng(0).random((100, 100)) < 0.012)
     batch = [masks.butterfly(34), masks.causal(100), poset, masks.butterfly(34), masks.block_two_stream(50, 4)]
-    tensors, feature_map = inputs(5, 2, 100, 4), build("flexformer_c-half", 2, 4)
+    tensors, feature_map = inputs(5, 2, 100, 4), build("flexformer_c", 2, 4)
     padding = random_padding(5, 100, 3)
     mask = torch.stack([dense(order) for order in batch])
     with taking(way):
@@ -166,7 +166,7 @@ def test_the_product_has_the_gradients_of_its_definition():
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kernel", ["flexformer_c", "flexformer_s", "hedgehog"])
+@pytest.mark.parametrize("kernel", ["flexformer_p", "flexformer_s", "hedgehog"])
 def test_nothing_reaches_a_prediction_from_where_its_token_stands(kernel, way):
     """Gradients are 0, not small: F_k, B_k and the other predictions do not exist for P_k."""
     n = 90
@@ -221,7 +221,7 @@ def test_half_precision_is_computed_in_float32(dtype):
     spec = masks.butterfly(1000)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (2 * torch.randn(3, 1, 2, len(spec), 8, generator=generator)).to(dtype).unbind()
-    feature_map = build("flexformer_c", 2, 8).float()
+    feature_map = build("flexformer_p", 2, 8).float()
     out = linear_attention(q, k, v, feature_map, order=spec)
     exact = linear_attention(q.float(), k.float(), v.float(), feature_map, order=spec)
     assert out.dtype == dtype and out.isfinite().all()
@@ -233,7 +233,7 @@ def test_half_precision_is_computed_in_float32(dtype):
 def test_scaling_is_that_of_the_other_forms():
     q, k, v = inputs(1, 2, 150, 4)
     outs = [
-        linear_attention(q, k, v, build("flexformer_c", 2, 4), scaling=0.3, **options)
+        linear_attention(q, k, v, build("flexformer_p", 2, 4), scaling=0.3, **options)
         for options in ({"causal": True}, {"order": masks.causal(150)})
     ]
     torch.testing.assert_close(*outs)
@@ -283,7 +283,7 @@ def test_an_order_first_used_in_inference_mode_trains_afterwards(kernel, way):
 
 
 def test_compiled_code_breaks_its_graph_and_goes_on():
-    feature_map, spec = make_feature_map("flexformer_c", 2, 4, 8), masks.butterfly(24)
+    feature_map, spec = make_feature_map("flexformer_p", 2, 4, 8), masks.butterfly(24)
     q, k, v = torch.randn(3, 1, 2, len(spec), 4).unbind()
     compiled = torch.compile(lambda *x: 2 * linear_attention(*x, feature_map, order=spec), backend="eager")
     torch.testing.assert_close(compiled(q, k, v), 2 * linear_attention(q, k, v, feature_map, order=spec))

@@ -83,7 +83,7 @@ def test_groups_equal_the_dense_form_in_values_and_gradients(kernel, group):
 
 
 @pytest.mark.parametrize("group", [1, SIZE])
-@pytest.mark.parametrize("kernel", ["flexformer_c", "performer", "hedgehog"])
+@pytest.mark.parametrize("kernel", ["flexformer_p", "performer", "hedgehog"])
 def test_large_mask_tokens_hide_no_clean_ones(kernel, group):
     """In float32, and with amplitudes far beyond its range: neither in this block nor in what comes after it."""
     feature_map = build(kernel, 2, WIDTH).float()
@@ -100,7 +100,7 @@ def test_large_mask_tokens_hide_no_clean_ones(kernel, group):
 
 
 def test_no_text_yet_and_one_dtype_in_another():
-    feature_map = make_feature_map("flexformer_c", 2, WIDTH, 3)
+    feature_map = make_feature_map("flexformer_p", 2, WIDTH, 3)
     x = torch.randn(2, 2, 3, WIDTH)
     none, block = torch.ones(2, 0, dtype=torch.bool), torch.ones(2, 3, dtype=torch.bool)
     out, state = two_stream_attention(x, x, x, feature_map, None, none, block)

@@ -36,7 +36,7 @@ def test_everybody_takes_part_in_order_of_families():
 
 @pytest.mark.parametrize(
     ("kernel", "expected"),
-    [("flexformer_c", (64, 128)), ("flexformer_sq", (8, 136)), ("performer", (128, 128)), ("hedgehog", (64, 128))],
+    [("flexformer_p", (64, 128)), ("flexformer_sq", (8, 136)), ("performer", (128, 128)), ("hedgehog", (64, 128))],
 )
 def test_widths_are_equal_where_one_may_choose(kernel, expected):
     assert fit_width(kernel, 64, 128) == expected

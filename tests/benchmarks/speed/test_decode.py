@@ -18,11 +18,11 @@ def _small_vocabulary(monkeypatch):
 
 
 def test_the_report(run, tmp_path):
-    words = ("--contexts", "8,16,600", "--kernels", "flexformer_c,cosformer", "--new-tokens", 3, "--prompt", 4)
+    words = ("--contexts", "8,16,600", "--kernels", "flexformer_p,cosformer", "--new-tokens", 3, "--prompt", 4)
     done = run("bench", "decode", *TINY, *words, "--out", tmp_path)
     assert done.code == 0, done.err
     report = json.loads((tmp_path / "decode.json").read_text())
-    assert report["complete"] and [row["name"] for row in report["rows"]] == ["sdpa", "flexformer_c", "cosformer"]
+    assert report["complete"] and [row["name"] for row in report["rows"]] == ["sdpa", "flexformer_p", "cosformer"]
     for row in report["rows"]:
         assert len(row["seconds"]) == 3 and all(x["median"] > 0 for x in row["seconds"])
         assert (row["crossover"] is None) == (row["name"] == "sdpa")
@@ -31,7 +31,7 @@ def test_the_report(run, tmp_path):
     tokens = [8 + 3, 16 + 3, 600 + 3]  # a warm-up and two timed steps
     assert stock == [2 * 2 * 2 * 4 * 4 * n for n in tokens]  # layers, keys and values, heads, width, bytes
     assert ours[0] == ours[1] == ours[2] > 0
-    assert [row["name"] for row in report["short"]["rows"]] == ["sdpa", "flexformer_c", "cosformer"]
+    assert [row["name"] for row in report["short"]["rows"]] == ["sdpa", "flexformer_p", "cosformer"]
     assert (tmp_path / "decode.png").read_bytes().startswith(b"\x89PNG")
     for part in ("state, MiB", "faster from", "3 tokens after a prompt of 4", "DynamicCache", "LinearCache"):
         assert part in done.out
@@ -40,7 +40,7 @@ def test_the_report(run, tmp_path):
 def test_steps_continue_the_text_that_filled_the_cache():
     work = Workload(heads=2, head_dim=4, feature_dim=8)
     settings = DecodeBench((700,), layers=2, workload=work, repeats=2)
-    decoder = decode._decoders(settings)["flexformer_c"]
+    decoder = decode._decoders(settings)["flexformer_p"]
     seen = []
     forward = decoder.model.forward
     decoder.model.forward = lambda **inputs: seen.append(inputs["input_ids"]) or forward(**inputs)

@@ -35,7 +35,7 @@ def test_the_report(run, tmp_path):
             assert row["sdpa"]["seconds"] is row["speed_to_sdpa"] is None
             assert row["sdpa"]["skipped"] == "sdpa is run to 64 positions (--sdpa-limit)"
     assert report["bars"] == [] and report["growth"] == []  # 1k to 16k positions are what they are about
-    for part in ("butterfly, flexformer_c", "butterfly, sdpa", "times faster", "peak memory", "sdpa is run to 64"):
+    for part in ("butterfly, flexformer_p", "butterfly, sdpa", "times faster", "peak memory", "sdpa is run to 64"):
         assert part in done.out
     assert (tmp_path / "order.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["order.json", "order.png"]

@@ -37,13 +37,13 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     arguments = [*TINY, "--blocks", "2,3", "--out", "runs/blocks"]
     assert block_two_stream.main(arguments) == 0
     printed = capsys.readouterr().out
-    for row in ("| softmax | next token |", "| **flexformer_c** | blocks of 3 |", "| unigram (control) |"):
+    for row in ("| softmax | next token |", "| **flexformer_p** | blocks of 3 |", "| unigram (control) |"):
         assert row in printed
     assert "versions: python" in printed and "4 steps of 4 sequences" in printed
     folder = tmp_path / "runs" / "blocks"
     results = json.loads((folder / "results.json").read_text())
     runs = {(run["attention"], run["training"]): run for run in results["runs"]}
-    assert runs["softmax", "start"]["rate"] is None and runs["flexformer_c", "next"]["rate"] == 0.01
+    assert runs["softmax", "start"]["rate"] is None and runs["flexformer_p", "next"]["rate"] == 0.01
     assert len(runs) == 8 and len({run["as_trained"]["loss"] for run in runs.values()}) == 8
     assert len({run["as_trained"]["tokens"] for run in [*runs.values(), {"as_trained": results["unigram"]}]}) == 1
     for (_, training), run in runs.items():
@@ -52,7 +52,7 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     assert (folder / "results.md").read_text() in printed and (folder / "results.png").stat().st_size > 1000
 
     # The model opens again with its mask, and measures what it measured.
-    here = folder / "flexformer_c" / "block-3" / "seed-0"
+    here = folder / "flexformer_p" / "block-3" / "seed-0"
     model = AutoModelForCausalLM.from_pretrained(here / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(here / "model")
     assert hax.get_mask(model) == [("block_two_stream", {"block_size": 3})] and tokenizer.mask_token == "<mask>"

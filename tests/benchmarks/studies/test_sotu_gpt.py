@@ -23,10 +23,10 @@ def options(*arguments):
 
 
 def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
-    arguments = [*TINY, "--kernels", "elu,flexformer_c", "--seeds", "0,1", "--out", "runs/sotu"]
+    arguments = [*TINY, "--kernels", "elu,flexformer_p", "--seeds", "0,1", "--out", "runs/sotu"]
     assert train_sotu_gpt.main(arguments) == 0
     printed = capsys.readouterr().out
-    for name in ("| softmax |", "| last-8 |", "| elu |", "| **flexformer_c** |"):
+    for name in ("| softmax |", "| last-8 |", "| elu |", "| **flexformer_p** |"):
         assert name in printed
     folder = tmp_path / "runs" / "sotu"
     results = json.loads((folder / "results.json").read_text())
@@ -36,14 +36,14 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
         return [runs[name, seed]["scores"]["loss"] - runs[other, seed]["scores"]["loss"] for seed in (0, 1)]
 
     assert f"| {sum(beyond('elu', 'softmax')) / 2:+.4f} ± " in printed
-    duel = re.search(r"flexformer_c beyond elu: .* by seed (.*), (.*)\.", printed).groups()
-    assert [float(x) for x in duel] == pytest.approx(beyond("flexformer_c", "elu"), abs=6e-5)
+    duel = re.search(r"flexformer_p beyond elu: .* by seed (.*), (.*)\.", printed).groups()
+    assert [float(x) for x in duel] == pytest.approx(beyond("flexformer_p", "elu"), abs=6e-5)
     assert len(runs) == 8 and len({run["scores"]["loss"] for run in runs.values()}) == 8
     assert (folder / "results.md").read_text() in printed and (folder / "results.png").stat().st_size > 1000
     sizes = [run["parameters"] for run in runs.values()]
     assert max(sizes) - min(sizes) < 0.03 * max(sizes) and max(sizes) == runs["softmax", 0]["parameters"]
-    model = AutoModelForCausalLM.from_pretrained(folder / "flexformer_c" / "seed-1" / "model")
-    tokenizer = AutoTokenizer.from_pretrained(folder / "flexformer_c" / "seed-1" / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder / "flexformer_p" / "seed-1" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "flexformer_p" / "seed-1" / "model")
     assert is_converted(model)
     assert tokenizer.decode(tokenizer("Anna, said\nthat é")["input_ids"]) == "Anna, said\nthat é"
     assert not (folder / "elu" / "seed-0" / "checkpoints").exists()
@@ -106,7 +106,7 @@ def test_every_kernel_has_the_same_size():
         (["--vocabulary", "256"], "--vocabulary 256"),
         (["--window", "3"], "windows of 4 in 1 layers see more than 3"),
         (["--layers", "1"], "--local-window 0"),
-        (["--kernels", "flexformer_c", "--feature-dim", "4096"], "smaller --feature-dim"),
+        (["--kernels", "flexformer_p", "--feature-dim", "4096"], "smaller --feature-dim"),
     ],
 )
 def test_mistakes_are_one_line(tiny_texts, capsys, arguments, named):

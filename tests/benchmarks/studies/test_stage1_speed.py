@@ -6,7 +6,7 @@ from benchmarks.studies import stage1_speed
 from tests.training import small
 
 
-@pytest.mark.parametrize("kernel", ["flexformer_c", "hedgehog"])
+@pytest.mark.parametrize("kernel", ["flexformer_p", "hedgehog"])
 def test_both_ways_start_from_the_same_loss(tmp_path, kernel):
     """With one layer the student's stream is the teacher's; with more they part, since the student runs on kernels."""
     small.save_model(tmp_path / "one", num_hidden_layers=1)
@@ -18,6 +18,6 @@ def test_both_ways_start_from_the_same_loss(tmp_path, kernel):
 def test_two_layers_train_both_ways(tmp_path):
     small.save_model(tmp_path / "two")
     found = stage1_speed.measure(
-        str(tmp_path / "two"), "flexformer_c", num_features=4, batch_size=2, length=12, steps=1
+        str(tmp_path / "two"), "flexformer_p", num_features=4, batch_size=2, length=12, steps=1
     )
     assert found["first_loss_ours"] > 0 and found["first_loss_usual"] > 0

@@ -39,7 +39,7 @@ def config(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize("kernel", [None, {"kernel": "flexformer_c", "num_features": 4}])
+@pytest.mark.parametrize("kernel", [None, {"kernel": "flexformer_p", "num_features": 4}])
 def test_blocks(config, tmp_path, capsys, kernel):
     assert train_under_mask.main(config(kernel=kernel)) == 0
     result = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -127,7 +127,7 @@ def test_a_run_keeps_its_settings(config, tmp_path, capsys):
         ("mask.block_size=4", "another mask.block_size: 2, not 4"),
         ("training.learning_rate=1.0e-5", "another training.learning_rate: 0.02, not 1e-05"),
         ("training.weight_decay=0.1", "another training.weight_decay: 0.0, not 0.1"),
-        ("kernel={kernel: flexformer_c}", "another kernel: None, not {'kernel': 'flexformer_c'}"),
+        ("kernel={kernel: flexformer_p}", "another kernel: None, not {'kernel': 'flexformer_p'}"),
         ("data.max_length=10", "another data.max_length: 12, not 10"),
         ("model=other", "another model: 'gpt', not 'other'"),
         ("training.max_steps=1", "can only be made longer, got 1"),
@@ -197,7 +197,7 @@ def test_no_checkpoints(config, tmp_path):
             {"data": {"path": "texts", "train": "train.jsonl", "max_length": 99}},
             "max_length is 99, but GPT2LMHeadModel has",
         ),
-        ({"kernel": {"kernel": "flexfromer_c"}}, "flexformer_c"),
+        ({"kernel": {"kernel": "flexfromer_p"}}, "flexformer_p"),
         ({"epochs": 3}, "unknown field 'epochs'"),
     ],
 )
