@@ -22,9 +22,9 @@ import hf_attn_ext as hax
 from benchmarks import ROOT
 from hf_attn_ext.attention import linear_attention, make_feature_map, naive_attention
 from hf_attn_ext.hasse import MaskSpec, Poset, masks
-from hf_attn_ext.hasse.cover import ChainCover, chain_cover
+from hf_attn_ext.hasse.decomposition import ChainDecomposition, chain_decomposition
 from hf_attn_ext.hasse.drawing.diagram import CHARACTER, Diagram
-from hf_attn_ext.hasse.drawing.text import class_title
+from hf_attn_ext.hasse.text import class_title
 
 LETTERS = "STUV"  # of running sums
 CHAINS = ("#1d7a3f", "#30459c", "#c46a00", "#6b3fa0")
@@ -59,7 +59,7 @@ def picture(spec: MaskSpec, query: str, path: Path) -> None:
     from matplotlib.figure import Figure
 
     matplotlib.rcdefaults()
-    cover, poset = chain_cover(spec), Poset.from_mask(spec)
+    cover, poset = chain_decomposition(spec), Poset.from_mask(spec)
     chosen = spec.names.index(query)
     colours = _colours(spec, cover)
     diagram = Diagram.of(spec, poset)
@@ -92,7 +92,7 @@ def picture(spec: MaskSpec, query: str, path: Path) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _colours(spec: MaskSpec, cover: ChainCover) -> list[str]:
+def _colours(spec: MaskSpec, cover: ChainDecomposition) -> list[str]:
     """A colour a position: its chain's, or that of classes in no chain."""
     found = [OWN] * len(spec)
     for chain, colour in zip(cover.chains, CHAINS, strict=False):
@@ -101,7 +101,7 @@ def _colours(spec: MaskSpec, cover: ChainCover) -> list[str]:
     return found
 
 
-def _draw_mask(axes: Any, spec: MaskSpec, cover: ChainCover, chosen: int, colours: list[str]) -> None:
+def _draw_mask(axes: Any, spec: MaskSpec, cover: ChainDecomposition, chosen: int, colours: list[str]) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
@@ -126,7 +126,7 @@ def _draw_diagram(
     spec: MaskSpec,
     poset: Poset,
     diagram: Diagram,
-    cover: ChainCover | None,
+    cover: ChainDecomposition | None,
     colours: list[str],
     chosen: int,
 ) -> None:
@@ -158,7 +158,7 @@ def _draw_diagram(
         axes.text(node.x, node.y, node.title, fontsize=SIZE, ha="center", va="center_baseline", color=ink, zorder=3)
 
 
-def _draw_sums(axes: Any, spec: MaskSpec, cover: ChainCover, chosen: int, colours: list[str]) -> None:
+def _draw_sums(axes: Any, spec: MaskSpec, cover: ChainDecomposition, chosen: int, colours: list[str]) -> None:
     """A strip a chain: its positions, the sum after each, and how far the query reads. Units are inches."""
     width, height = (
         edge * side for edge, side in zip(axes.figure.get_size_inches(), axes.get_position().size, strict=True)
@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         for name, spec, query in (("butterfly", masks.butterfly(5), "P2"), ("classes", two_texts(), "x0")):
             picture(spec, query, options.out / f"order-{name}.png")
-            cover, largest = chain_cover(spec), agreement(spec)
+            cover, largest = chain_decomposition(spec), agreement(spec)
             equal = "equal to the dense form" if largest < 1e-12 else f"NOT equal to the dense form: {largest:.1e}"
             print(f"{name}: {len(spec)} positions, {len(cover.chains)} chains, {equal}")
         return 0

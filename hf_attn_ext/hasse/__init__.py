@@ -5,13 +5,13 @@ Knows torch, numpy and networkx, and nothing of models.
     information_flow(mask, num_layers)       which output sees which input after some layers
     Poset.from_mask(mask)                    the order behind a mask, its diagram, its chains
     minimal_joint_task([Task(...), ...])     the smallest task that holds a whole family
-    chain_cover(masks.butterfly(8))          what is seen as chains, and how far along each every position sees
+    chain_decomposition(masks.butterfly(8))          what is seen as chains, and how far along each every position sees
     masks.butterfly(8)                       masks in closed form, with position ids, roles and labels
 """
 
 from . import masks
 from .checks import Finding
-from .cover import ChainCover, chain_cover
+from .decomposition import ChainDecomposition, chain_decomposition
 from .order.bits import BitMatrix
 from .order.flow import convergence_depth, information_flow
 from .order.poset import Poset
@@ -21,13 +21,13 @@ from .tasks.task import Task
 
 __all__ = [
     "BitMatrix",
-    "ChainCover",
+    "ChainDecomposition",
     "Finding",
     "JointTask",
     "MaskSpec",
     "Poset",
     "Task",
-    "chain_cover",
+    "chain_decomposition",
     "convergence_depth",
     "information_flow",
     "masks",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,7 +16,10 @@ from hf_attn_ext.errors import AttnExtError, short
 from hf_attn_ext.hasse.order.flow import convergence_depth, information_flow
 from hf_attn_ext.hasse.order.reading import is_whole
 
-from .spec import MaskSpec, held_tokens, is_input
+from .inputs import held_tokens, is_input
+
+if TYPE_CHECKING:
+    from .spec import MaskSpec
 
 _LISTED = 10  # findings of one kind that are written out; the last one counts the rest
 
@@ -50,7 +54,7 @@ def check(spec: MaskSpec, num_layers: int | None = None, raises: bool = False) -
 
     - **Target leak**, an error: a label's token is held by a position whose information reaches the prediction, at
       whatever depth; a warning where ``num_layers`` layers are too few for it, and where an input that reaches a
-      prediction is not written as :mod:`.spec` writes them, so that the tokens it holds are not known.
+      prediction is not written as :mod:`.inputs` writes them, so that the tokens it holds are not known.
     - **Empty row**, an error: a position that attends to nothing, itself included, makes softmax divide 0 by 0.
     - **Cache**, a note: whether some row sees a later one; if so, keys and values that were cached when the row was
       computed cannot be right unless both were computed together.

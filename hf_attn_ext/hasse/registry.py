@@ -1,12 +1,12 @@
-"""The table of masks: names to the functions that make them, and the one factory that builds by name.
+"""The registry of masks: names, the functions that make them, and what else is special about each.
 
-A mask of your own, in one file:
+A mask of your own, in one file; everything that is special about it is said there:
 
-    from hf_attn_ext.hasse.masks import register_mask
     from hf_attn_ext.hasse import MaskSpec
+    from hf_attn_ext.hasse.masks import register_mask
 
-    @register_mask("strided", example={"n": 8, "step": 2})
-    def strided(n, step):
+    @register_mask("strided", example={"n": 8, "step": 2}, prefix_stable=True)
+    def strided(n: int, step: int) -> MaskSpec:
         return MaskSpec.of_text(n, name="strided", form=lambda q, kv: (kv <= q) & ((q - kv) % step == 0), labels={})
 """
 
@@ -16,73 +16,110 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from hf_attn_ext.errors import AttnExtError, short, suggest
 from hf_attn_ext.hasse.order.reading import is_whole
 
+from .roles import Role, declare_roles
 from .spec import MaskSpec
 
-Maker = Callable[..., MaskSpec]
+Options = ParamSpec("Options")
+Value = TypeVar("Value")
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """A mask in the table: the function that makes it, and options for a small one to look at."""
+class MaskEntry:
+    """A registered mask.
 
-    make: Maker
+    Attributes:
+        make: the function that makes it.
+        example: options of a small one, for pictures and for the tests that run over every mask.
+        prefix_stable: whether the mask of m tokens is the upper left part of the mask of more.
+        clipped: the option that counts at most n; a larger value is taken as n where the length of a call sets n.
+        roles: the roles that the mask declares.
+    """
+
+    make: Callable[..., MaskSpec]
     example: Mapping[str, Any]
+    prefix_stable: bool = False
+    clipped: str | None = None
+    roles: Mapping[str, Role] = dataclasses.field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
+        """The parameters of the function that makes the mask, by name."""
         return dict(inspect.signature(self.make).parameters)
 
 
-_MASKS: dict[str, Entry] = {}
-_KEPT: list[Any] = []  # what is kept of masks by their names
+_MASKS: dict[str, MaskEntry] = {}
+_CACHES: list[Any] = []  # caches whose keys are names of masks
 _MOST = 1 << 24  # tokens, or whatever an option counts: what a machine can list
 
 
-def register_mask(name: str, example: Mapping[str, Any]) -> Callable[[Maker], Maker]:
-    """Decorator that enters a function making a :class:`MaskSpec` under ``name``.
+def register_mask(
+    name: str,
+    example: Mapping[str, Any],
+    *,
+    prefix_stable: bool = False,
+    clipped: str | None = None,
+    roles: Mapping[str, Role] | None = None,
+) -> Callable[[Callable[Options, MaskSpec]], Callable[Options, MaskSpec]]:
+    """Decorator that registers a function which makes a :class:`MaskSpec` under ``name``.
 
-    A function of the same name as before takes its place, as when a notebook's cell runs again; models that have the
-    mask by its name attend by the new one from then on.
+    The function's parameters, their annotations and the Args of its docstring become the options of
+    ``hf-attn-ext mask show``. A second function of the same name replaces the first, as when a notebook's cell runs
+    again; models that have the mask by its name attend by the new one from then on.
 
     Args:
         name: the name in :func:`list_masks`.
-        example: options that make a small one, for pictures and for the tests that run over every mask.
+        example: options of a small one, for pictures and for the tests that run over every mask.
+        prefix_stable: the mask of m tokens is the upper left part of the mask of more, whatever follows. A cache may
+            then grow under it, and one long mask serves shorter calls.
+        clipped: an option, such as the width of a window, that counts at most n; a larger value is taken as n where the
+            length of a call sets n.
+        roles: ``{role: Role(letter, colour)}`` of the roles that the mask gives to positions, other than ``"token"``.
 
     Raises:
-        AttnExtError: the name is taken by another function.
+        AttnExtError: the name is taken by another function, ``clipped`` is not an option, or another mask declares a
+            role differently.
+
+    Example:
+        >>> from hf_attn_ext.hasse.masks import mask_entry
+        >>> mask_entry("sliding_window").clipped, mask_entry("sliding_window").prefix_stable
+        ('w', True)
     """
 
-    def enter(make: Maker) -> Maker:
-        known = _MASKS.get(name)
+    def register(make: Callable[Options, MaskSpec]) -> Callable[Options, MaskSpec]:
+        known, signature = _MASKS.get(name), inspect.signature(make)
         if known is not None and known.make.__qualname__ != make.__qualname__:
             raise AttnExtError(f"mask {name!r} is already registered by {known.make.__module__}; choose another name")
+        if clipped is not None and clipped not in signature.parameters:
+            known_options = ", ".join(signature.parameters)
+            raise AttnExtError(f"mask {name!r} has no option {clipped!r} to clip; its options: {known_options}")
+        declare_roles(name, roles or {})
 
         @functools.wraps(make)
-        def made(*arguments: Any, **options: Any) -> MaskSpec:
-            bound = inspect.signature(make).bind(*arguments, **options)
+        def made(*arguments: Options.args, **options: Options.kwargs) -> MaskSpec:
+            bound = signature.bind(*arguments, **options)
             bound.apply_defaults()
             return dataclasses.replace(make(*arguments, **options), name=name, options=dict(bound.arguments))
 
-        _MASKS[name] = Entry(made, dict(example))
-        for kept in _KEPT:
-            kept.cache_clear()
+        _MASKS[name] = MaskEntry(made, dict(example), prefix_stable, clipped, dict(roles or {}))
+        for cache in _CACHES:
+            cache.cache_clear()
         return made
 
-    return enter
+    return register
 
 
-def kept_by_name(maxsize: int) -> Callable[[Callable], Callable]:
-    """``functools.lru_cache`` for what depends on masks by their names: forgotten when a name is entered anew."""
+def kept_by_name(maxsize: int) -> Callable[[Callable[Options, Value]], Callable[Options, Value]]:
+    """``functools.lru_cache`` for results that depend on masks by their names; cleared when a mask is registered."""
 
-    def keep(compute: Callable) -> Callable:
-        kept = functools.lru_cache(maxsize)(compute)
-        _KEPT.append(kept)
-        return kept
+    def keep(compute: Callable[Options, Value]) -> Callable[Options, Value]:
+        cached = functools.lru_cache(maxsize)(compute)
+        _CACHES.append(cached)
+        return cached  # type: ignore[return-value]  # lru_cache's type has no parameters
 
     return keep
 
@@ -92,11 +129,11 @@ def list_masks() -> list[str]:
     return sorted(_MASKS)
 
 
-def mask_entry(name: str) -> Entry:
-    """Return the table's entry of ``name``.
+def mask_entry(name: str) -> MaskEntry:
+    """Return the entry of ``name``.
 
     Raises:
-        AttnExtError: unknown name; the nearest is suggested.
+        AttnExtError: an unknown name; the nearest is suggested.
     """
     if not isinstance(name, str) or name not in _MASKS:
         raise AttnExtError(f"unknown mask {short(name)}.{suggest(name, _MASKS)} Known masks: {', '.join(list_masks())}")
@@ -107,8 +144,8 @@ def make_mask(name: str, **options: Any) -> MaskSpec:
     """Build a mask by its name.
 
     Raises:
-        AttnExtError: unknown mask or option (the nearest is suggested), a missing option, or an option's value that
-            the mask refuses.
+        AttnExtError: an unknown mask or option (the nearest is suggested), a missing option, or a value of an option
+            that the mask refuses.
 
     Example:
         >>> make_mask("sliding_window", n=4, w=2).dense().int().tolist()
@@ -127,7 +164,7 @@ def make_mask(name: str, **options: Any) -> MaskSpec:
 
 
 def whole_number(mask: str, name: str, value: Any, least: int, most: int | None = None) -> int:
-    """``value`` as an int.
+    """Return ``value`` as an int.
 
     Raises:
         AttnExtError: not a whole number, or not from ``least`` to ``most`` (2**24 where there is no ``most``).
@@ -141,10 +178,10 @@ def whole_number(mask: str, name: str, value: Any, least: int, most: int | None 
 
 
 def whole_numbers(mask: str, name: str, values: Any, least: int, most: int | None = None) -> list[int]:
-    """``values``, a list, tuple, range or 1-D tensor or array, as a list of ints.
+    """Return ``values``, a list, tuple, range, set, or 1-D tensor or array, as a list of ints.
 
     Raises:
-        AttnExtError: no such sequence, or an entry that is not a whole number from ``least`` to ``most``.
+        AttnExtError: another kind of value, or an entry that is not a whole number from ``least`` to ``most``.
     """
     if hasattr(values, "tolist"):
         values = values.tolist()

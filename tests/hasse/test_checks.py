@@ -6,7 +6,7 @@ import torch
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, information_flow, masks
 from hf_attn_ext.hasse.checks import steps
-from hf_attn_ext.hasse.spec import mask_token, token
+from hf_attn_ext.hasse.inputs import mask_token, token
 
 
 def of_kind(spec, kind, **options):

@@ -7,8 +7,8 @@ import torch
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Poset, Task, masks, minimal_joint_task
-from hf_attn_ext.hasse.spec import mask_token, token
-from hf_attn_ext.hasse.tasks.family import Family, derive, groups
+from hf_attn_ext.hasse.inputs import mask_token, token
+from hf_attn_ext.hasse.tasks.family import TaskFamily, derive, groups
 
 from .families import autoregressive_family, butterfly_family
 
@@ -59,7 +59,7 @@ def test_families_are_those_stated_apart(n):
         return ("mean" if value[0] == "mean" else "token", value[1] - 1)
 
     for spec, other in ((masks.causal(n), autoregressive_family(n)), (masks.butterfly(n), butterfly_family(n))):
-        own = spec.family().tasks
+        own = spec.task_family().tasks
         assert len(own) == len(other) == n
         for one, two in zip(own, other, strict=True):
             seen, labels = described(two, theirs)
@@ -86,7 +86,7 @@ def test_the_others(n):
 @pytest.mark.parametrize("name", masks.list_masks())
 def test_the_joint_task_is_verified_minimal(name):
     entry = masks.mask_entry(name)
-    assert minimal_joint_task(entry.make(**entry.example).family().tasks).verify()
+    assert minimal_joint_task(entry.make(**entry.example).task_family().tasks).verify()
 
 
 def test_a_wrong_closed_form_is_found():
@@ -96,7 +96,7 @@ def test_a_wrong_closed_form_is_found():
 
 
 def test_a_family_that_does_not_fit_its_layout_is_found():
-    split, merged, short = Family(), Family(), Family()
+    split, merged, short = TaskFamily(), TaskFamily(), TaskFamily()
     for family, places in ((split, (0, 1)), (merged, (0, 0)), (short, (0, 2))):
         family.add([token(0)], {}, groups([1]), places[:1])
         family.add(
@@ -108,15 +108,15 @@ def test_a_family_that_does_not_fit_its_layout_is_found():
     spec = masks.causal(2)
     for family, said in ((split, "one node stands for"), (merged, "two nodes stand for"), (short, "are laid out")):
         with pytest.raises(AttnExtError, match=said):
-            derive(dataclasses.replace(spec, family=lambda family=family: family))
-    with pytest.raises(AttnExtError, match="no family of tasks"):
+            derive(dataclasses.replace(spec, task_family=lambda family=family: family))
+    with pytest.raises(AttnExtError, match="no task family"):
         derive(masks.sliding_window(4, 1))
 
 
 def test_why_the_fourth_variant_leaks():
     """Block context at every start: the tasks are fine, but no single clean stream serves them all."""
     n, size = 4, 2
-    family = Family()
+    family = TaskFamily()
     for start in range(n - size + 1):
         known = [min(size, start - s) for s in range(0, start, size)]
         inputs = [*map(token, range(start)), *map(mask_token, range(start, start + size))]

@@ -12,7 +12,7 @@ from hf_attn_ext.hasse import MaskSpec, Poset, masks
 from hf_attn_ext.hasse.drawing.diagram import MOST_NODES, Diagram
 from hf_attn_ext.hasse.drawing.draw import _strength, colour_of, draw, figure
 from hf_attn_ext.hasse.drawing.layout import lay_out
-from hf_attn_ext.hasse.drawing.text import class_title, hasse_text, mask_text, tile_shares
+from hf_attn_ext.hasse.text import class_title, hasse_text, mask_text, tile_shares
 
 
 def random_order(size, share, seed=0):

@@ -210,7 +210,7 @@ def test_a_label_like_an_input_is_that_token():
     leaks = [f for f in spec.check() if f.kind == "target_leak"]
     assert [leak.path for leak in leaks] == [(0, 1)]
     # Inputs as masks write them keep their meaning.
-    family = masks.butterfly(4).family()
+    family = masks.butterfly(4).task_family()
     spec = spec_of_task(minimal_joint_task(family.tasks))
     assert spec.roles.count("mean") == 4 and not [f for f in spec.check() if f.severity == "error"]
 

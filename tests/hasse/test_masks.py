@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Poset, convergence_depth, information_flow, masks
+from hf_attn_ext.hasse.inputs import held_tokens, token
 from hf_attn_ext.hasse.registry import _MASKS
-from hf_attn_ext.hasse.spec import held_tokens, token
 from hf_attn_ext.hasse.tasks.family import derive
 
 BLOCKS = [(n, b) for n in (1, 2, 5, 8, 9) for b in range(1, n + 1)]
@@ -193,7 +193,7 @@ def test_masks_travel_to_other_processes(entry):
     spec = example(entry)
     again = pickle.loads(pickle.dumps(spec))
     assert torch.equal(again.dense(), spec.dense()) and again.labels == spec.labels and again.title == spec.title
-    assert len(again.family().tasks) == len(spec.family().tasks)
+    assert len(again.task_family().tasks) == len(spec.task_family().tasks)
 
 
 @given(data=st.data(), name=st.sampled_from(masks.list_masks()))
@@ -217,7 +217,7 @@ def test_laws_at_any_size(data, name):
     assert spec.dense().diagonal().all()
     if spec.window is None and name != "sliding_window":  # dense: one layer lets everything through
         assert torch.equal(information_flow(spec), spec.dense())
-    if spec.family is not None:
+    if spec.task_family is not None:
         assert torch.equal(derive(spec).dense(), spec.dense())
 
 

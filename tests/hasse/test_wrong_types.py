@@ -18,7 +18,7 @@ from hf_attn_ext.hasse import (
 )
 from hf_attn_ext.hasse.drawing.draw import draw, figure
 from hf_attn_ext.hasse.files.files import read_mask_file, read_tasks_file, spec_of_task, write_mask_file
-from hf_attn_ext.hasse.spec import token
+from hf_attn_ext.hasse.inputs import token
 from hf_attn_ext.hasse.summary import summarise
 from hf_attn_ext.hasse.tasks.family import derive, groups
 

@@ -16,7 +16,7 @@ from benchmarks.speed.measuring.timing import measure
 from hf_attn_ext.attention.ops.order.plan import make_plan
 from hf_attn_ext.attention.registry import check_kernel
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.hasse.cover import chain_cover
+from hf_attn_ext.hasse.decomposition import chain_decomposition
 
 from .order_contestants import NAMES, OURS, SDPA, OrderCase, make_order
 
@@ -140,7 +140,7 @@ def check_bars(report: dict[str, Any]) -> list[dict[str, Any]]:
 def _row(settings: OrderBench, server: PeakServer, name: str, length: int) -> dict[str, Any]:
     spec = make_order(name, length, settings.block_size)
     start = time.perf_counter()
-    cover = chain_cover(spec)
+    cover = chain_decomposition(spec)
     make_plan(cover)
     prepared = time.perf_counter() - start
     sizes = (name, length, settings.block_size, settings.kernel, settings.workload)

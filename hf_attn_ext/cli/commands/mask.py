@@ -138,8 +138,8 @@ def _report(spec: MaskSpec, layers: int | None, write: Callable[[MaskSpec], None
     """Numbers, diagram, findings; then the file; then the first error, if there is one."""
     from hf_attn_ext.hasse import Poset
     from hf_attn_ext.hasse.checks import refuse
-    from hf_attn_ext.hasse.drawing.text import hasse_text
     from hf_attn_ext.hasse.summary import summarise
+    from hf_attn_ext.hasse.text import hasse_text
 
     poset = Poset.from_mask(spec)
     typer.echo(str(summarise(spec, poset)))

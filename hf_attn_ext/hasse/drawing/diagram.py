@@ -9,9 +9,9 @@ import networkx as nx
 
 from hf_attn_ext.hasse.order.poset import Poset
 from hf_attn_ext.hasse.spec import MaskSpec
+from hf_attn_ext.hasse.text import class_title
 
 from .layout import Layout, lay_out
-from .text import class_title
 
 MOST_NODES = 200  # beyond, classes are drawn in groups
 CHARACTER = 0.078  # inches of a character in a box

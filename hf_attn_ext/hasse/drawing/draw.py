@@ -16,10 +16,11 @@ from hf_attn_ext._util.files import as_path, written_beside
 from hf_attn_ext.errors import AttnExtError, short, suggest
 from hf_attn_ext.hasse.order.flow import information_flow
 from hf_attn_ext.hasse.order.poset import Poset
+from hf_attn_ext.hasse.roles import role_of
 from hf_attn_ext.hasse.spec import MaskSpec, check_spec
+from hf_attn_ext.hasse.text import tile_shares
 
 from .diagram import CHARACTER, Diagram
-from .text import tile_shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,20 +28,7 @@ if TYPE_CHECKING:
 
 PARTS = ("both", "mask", "hasse")
 SUFFIXES = (".png", ".svg")
-COLOURS = {
-    "token": "#30459c",
-    "clean": "#30459c",
-    "content": "#30459c",
-    "backward": "#30459c",
-    "prefix": "#0b7a75",
-    "visible": "#0b7a75",
-    "forward": "#1d7a3f",
-    "mask": "#c8384c",
-    "query": "#c8384c",
-    "prediction": "#c8384c",
-    "noisy": "#c46a00",
-}
-_OTHERS = ("#6b3fa0", "#8a6d00", "#00647a", "#7a2e5d", "#4d4d4d")
+_PALETTE = ("#6b3fa0", "#8a6d00", "#00647a", "#7a2e5d", "#4d4d4d")
 _NAMED = 40  # positions up to which rows and columns have their names
 _GRADED = 256  # positions up to which the heat map shows later layers
 _PIXELS = 512  # cells of a heat map at most
@@ -129,11 +117,12 @@ def _figure(spec: MaskSpec, what: str) -> Figure:
 
 
 def colour_of(role: str, roles: Sequence[str]) -> str:
-    """The colour of a role: fixed for ours, by place for others."""
-    if role in COLOURS:
-        return COLOURS[role]
-    others = sorted({r for r in roles if r not in COLOURS})
-    return _OTHERS[others.index(role) % len(_OTHERS)]
+    """Return the colour that a mask declares for a role; for other roles one of a palette, by their order."""
+    declared = role_of(role).colour
+    if declared is not None:
+        return declared
+    others = sorted({other for other in roles if role_of(other).colour is None})
+    return _PALETTE[others.index(role) % len(_PALETTE)]
 
 
 def _mask_size(spec: MaskSpec) -> tuple[float, float]:

@@ -32,10 +32,11 @@ import torch
 
 from hf_attn_ext._util.files import as_path, written_beside
 from hf_attn_ext.errors import AttnExtError, short, suggest
+from hf_attn_ext.hasse.inputs import is_input, token
 from hf_attn_ext.hasse.order.reading import is_whole
 from hf_attn_ext.hasse.order.serial import hashable, read_json, writable
 from hf_attn_ext.hasse.order.values import check_hashable
-from hf_attn_ext.hasse.spec import MaskSpec, check_spec, is_input, token
+from hf_attn_ext.hasse.spec import MaskSpec, check_spec
 from hf_attn_ext.hasse.tasks.family import chain, groups
 from hf_attn_ext.hasse.tasks.joint import JointTask
 from hf_attn_ext.hasse.tasks.task import Task

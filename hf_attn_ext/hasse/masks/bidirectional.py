@@ -7,10 +7,11 @@ import functools
 import numpy as np
 from torch import Tensor
 
-from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.decomposition import ChainDecomposition, decomposed_by
+from hf_attn_ext.hasse.inputs import token
 from hf_attn_ext.hasse.registry import register_mask, whole_number
-from hf_attn_ext.hasse.spec import MaskSpec, token
-from hf_attn_ext.hasse.tasks.family import Family, groups
+from hf_attn_ext.hasse.spec import MaskSpec
+from hf_attn_ext.hasse.tasks.family import TaskFamily, groups
 
 
 @register_mask("bidirectional", example={"n": 8})
@@ -43,21 +44,21 @@ def bidirectional(n: int) -> MaskSpec:
         name="bidirectional",
         form=_form,
         labels={},
-        family=functools.partial(reading, n),
+        task_family=functools.partial(reading, n),
     )
 
 
-def reading(n: int) -> Family:
+def reading(n: int) -> TaskFamily:
     """One task: n tokens that see each other."""
-    family = Family()
-    family.add(map(token, range(n)), {}, groups([n]), places=range(n))
+    family = TaskFamily()
+    family.add(map(token, range(n)), {}, groups([n]), positions=range(n))
     return family
 
 
-def _cover(size: int) -> ChainCover:
-    return ChainCover((), np.zeros((0, size), np.int32), np.zeros(size, np.int64))
+def _chains(size: int) -> ChainDecomposition:
+    return ChainDecomposition((), np.zeros((0, size), np.int32), np.zeros(size, np.int64))
 
 
-@covered_by(_cover)
+@decomposed_by(_chains)
 def _form(q: Tensor, kv: Tensor) -> Tensor:
     return (q >= 0) & (kv >= 0)

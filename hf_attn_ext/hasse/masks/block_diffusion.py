@@ -8,13 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.decomposition import ChainDecomposition, decomposed_by
+from hf_attn_ext.hasse.inputs import noisy_token, token
 from hf_attn_ext.hasse.registry import register_mask, whole_number
-from hf_attn_ext.hasse.spec import MaskSpec, noisy_token, token
-from hf_attn_ext.hasse.tasks.family import Family, groups
+from hf_attn_ext.hasse.roles import BLUE, ORANGE, Role
+from hf_attn_ext.hasse.spec import MaskSpec
+from hf_attn_ext.hasse.tasks.family import TaskFamily, groups
 
 
-@register_mask("block_diffusion", example={"n": 8, "b": 4})
+@register_mask(
+    "block_diffusion",
+    example={"n": 8, "b": 4},
+    roles={"noisy": Role("x", ORANGE), "clean": Role("w", BLUE)},
+)
 def block_diffusion(n: int, b: int) -> MaskSpec:
     """A noisy copy of the text, then the clean one, in blocks of b: 2n positions.
 
@@ -62,16 +68,16 @@ def block_diffusion(n: int, b: int) -> MaskSpec:
         roles=("noisy",) * n + ("clean",) * n,
         position_ids=torch.arange(n).repeat(2),
         labels={i: i for i in range(n)},
-        family=functools.partial(denoising, n, b),
+        task_family=functools.partial(denoising, n, b),
     )
 
 
-def denoising(n: int, b: int) -> Family:
+def denoising(n: int, b: int) -> TaskFamily:
     """For every block: the clean blocks before it, each seen whole, and the noisy block, which predicts itself.
 
     The last task is the whole clean text, the context of whatever would follow.
     """
-    family = Family()
+    family = TaskFamily()
     for start in (*range(0, n, b), n):
         stop = min(start + b, n)
         sizes = [min(b, start - s) for s in range(0, start, b)]
@@ -79,20 +85,22 @@ def denoising(n: int, b: int) -> Family:
             (*map(token, range(start)), *map(noisy_token, range(start, stop))),
             {i: i for i in range(start, stop)},
             groups([*sizes, stop - start]),
-            places=(*range(n, n + start), *range(start, stop)),
+            positions=(*range(n, n + start), *range(start, stop)),
         )
     return family
 
 
-def _cover(positions: int, n: int, b: int) -> ChainCover | None:
+def _chains(positions: int, n: int, b: int) -> ChainDecomposition | None:
     if positions != 2 * n:
         return None
     block = np.arange(n) // b
     prefix = np.concatenate([block * b, np.minimum((block + 1) * b, n)])
-    return ChainCover((np.arange(n, 2 * n),), prefix[None].astype(np.int32), np.concatenate([block, np.full(n, -1)]))
+    return ChainDecomposition(
+        (np.arange(n, 2 * n),), prefix[None].astype(np.int32), np.concatenate([block, np.full(n, -1)])
+    )
 
 
-@covered_by(_cover)
+@decomposed_by(_chains)
 def _form(n: int, b: int, q: Tensor, kv: Tensor) -> Tensor:
     noisy, shown = q < n, kv < n
     mine, its = q % n // b, kv % n // b

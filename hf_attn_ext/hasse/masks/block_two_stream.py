@@ -9,16 +9,22 @@ import torch
 from torch import Tensor
 
 from hf_attn_ext.errors import AttnExtError, short, suggest
-from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.decomposition import ChainDecomposition, decomposed_by
+from hf_attn_ext.hasse.inputs import mask_token, token
 from hf_attn_ext.hasse.registry import register_mask, whole_number
-from hf_attn_ext.hasse.spec import MaskSpec, mask_token, token
-from hf_attn_ext.hasse.tasks.family import Family, chain, groups
+from hf_attn_ext.hasse.roles import BLUE, RED, Role
+from hf_attn_ext.hasse.spec import MaskSpec
+from hf_attn_ext.hasse.tasks.family import TaskFamily, chain, groups
 
 CONTEXTS = ("token", "block")
 STARTS = ("boundary", "every")
 
 
-@register_mask("block_two_stream", example={"n": 6, "block_size": 2})
+@register_mask(
+    "block_two_stream",
+    example={"n": 6, "block_size": 2},
+    roles={"clean": Role("w", BLUE), "mask": Role("m", RED)},
+)
 def block_two_stream(n: int, block_size: int, context: str = "token", starts: str = "boundary") -> MaskSpec:
     """The clean text, then blocks of mask tokens, each predicting ``block_size`` tokens at once.
 
@@ -91,17 +97,17 @@ def block_two_stream(n: int, block_size: int, context: str = "token", starts: st
         position_ids=torch.tensor([*range(n), *predicted]),
         labels={n + j: i for j, i in enumerate(predicted)},
         names=(*(f"w{i}" for i in range(n)), *names),
-        family=functools.partial(block_generation, n, size, whole_blocks, every),
+        task_family=functools.partial(block_generation, n, size, whole_blocks, every),
     )
 
 
-def block_generation(n: int, size: int, whole_blocks: bool, every: bool) -> Family:
+def block_generation(n: int, size: int, whole_blocks: bool, every: bool) -> TaskFamily:
     """For every start: the clean tokens before it, and a block of mask tokens that predicts what follows.
 
     Clean tokens see those before them, or their own block whole as well. The last task is the whole clean text, the
     context of whatever would follow.
     """
-    family = Family()
+    family = TaskFamily()
     place = n
     for start in (*_starts(n, size, every), n):
         stop = min(start + size, n)
@@ -110,7 +116,7 @@ def block_generation(n: int, size: int, whole_blocks: bool, every: bool) -> Fami
             (*map(token, range(start)), *map(mask_token, range(start, stop))),
             {i: i for i in range(start, stop)},
             groups([*known, stop - start]),
-            places=(*range(start), *range(place, place + stop - start)),
+            positions=(*range(start), *range(place, place + stop - start)),
         )
         place += stop - start
     return family
@@ -120,17 +126,17 @@ def _starts(n: int, size: int, every: bool) -> range:
     return range(n - size + 1) if every else range(0, n, size)
 
 
-def _cover(positions: int, n: int, size: int, whole_blocks: bool, every: bool) -> ChainCover | None:
+def _chains(positions: int, n: int, size: int, whole_blocks: bool, every: bool) -> ChainDecomposition | None:
     if positions < n:
         return None
     clean = np.arange(n)
     block = np.arange(positions - n) // size
     own = np.minimum((clean // size + 1) * size, n) if whole_blocks else clean + 1
     prefix = np.concatenate([own, block if every else block * size])
-    return ChainCover((clean,), prefix[None].astype(np.int32), np.concatenate([np.full(n, -1), block]))
+    return ChainDecomposition((clean,), prefix[None].astype(np.int32), np.concatenate([np.full(n, -1), block]))
 
 
-@covered_by(_cover)
+@decomposed_by(_chains)
 def _form(n: int, size: int, whole_blocks: bool, every: bool, q: Tensor, kv: Tensor) -> Tensor:
     block = (q - n) // size
     start = block if every else block * size

@@ -8,13 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.decomposition import ChainDecomposition, decomposed_by
+from hf_attn_ext.hasse.inputs import neighbours, token
 from hf_attn_ext.hasse.registry import register_mask, whole_number
-from hf_attn_ext.hasse.spec import MaskSpec, neighbours, token
-from hf_attn_ext.hasse.tasks.family import Family, chain, groups
+from hf_attn_ext.hasse.roles import BLUE, GREEN, RED, Role
+from hf_attn_ext.hasse.spec import MaskSpec
+from hf_attn_ext.hasse.tasks.family import TaskFamily, chain, groups
 
 
-@register_mask("butterfly", example={"n": 5})
+@register_mask(
+    "butterfly",
+    example={"n": 5},
+    roles={"forward": Role("F", GREEN), "backward": Role("B", BLUE), "prediction": Role("P", RED)},
+)
 def butterfly(n: int, window: int | None = None) -> MaskSpec:
     """A forward chain, a backward chain, and n predictions between them: 3n-2 positions.
 
@@ -67,14 +73,14 @@ def butterfly(n: int, window: int | None = None) -> MaskSpec:
         roles=("forward",) * (n - 1) + ("backward",) * (n - 1) + ("prediction",) * n,
         position_ids=torch.tensor([*range(n - 1), *range(1, n), *range(n)]),
         labels={first_p + k: k for k in range(n)},
-        family=functools.partial(cloze, n),
+        task_family=functools.partial(cloze, n),
         window=window,
     )
 
 
-def cloze(n: int) -> Family:
+def cloze(n: int) -> TaskFamily:
     """For every k: a chain of the tokens before k, one of the tokens after it from the end, and a prediction above."""
-    family = Family()
+    family = TaskFamily()
     for k in range(n):
         before, after = range(k), range(n - 1, k, -1)
         mask = torch.ones(n, n, dtype=torch.bool)  # the last row, the prediction, sees all
@@ -85,22 +91,22 @@ def cloze(n: int) -> Family:
             (*map(token, before), *map(token, after), neighbours(k, n)),
             {n - 1: k},
             mask,
-            places=(*before, *(n - 2 + j for j in after), 2 * n - 2 + k),
+            positions=(*before, *(n - 2 + j for j in after), 2 * n - 2 + k),
         )
     return family
 
 
-def _cover(positions: int, n: int, far: int) -> ChainCover | None:
+def _chains(positions: int, n: int, far: int) -> ChainDecomposition | None:
     if far < n - 1 or n < 2 or positions != 3 * n - 2:
         return None
     chain, nobody = np.arange(n - 1), np.zeros(n - 1, np.int64)
     forward = np.concatenate([chain + 1, nobody, np.arange(n)])
     backward = np.concatenate([nobody, n - 1 - chain, n - 1 - np.arange(n)])
     group = np.concatenate([np.full(2 * n - 2, -1), np.arange(n)])
-    return ChainCover((chain, 2 * n - 3 - chain), np.stack([forward, backward]).astype(np.int32), group)
+    return ChainDecomposition((chain, 2 * n - 3 - chain), np.stack([forward, backward]).astype(np.int32), group)
 
 
-@covered_by(_cover)
+@decomposed_by(_chains)
 def _form(n: int, far: int, q: Tensor, kv: Tensor) -> Tensor:
     first_b, first_p = n - 1, 2 * n - 2
     q_forward, q_backward, q_predicts = q < first_b, (q >= first_b) & (q < first_p), q >= first_p

@@ -7,13 +7,14 @@ import functools
 import numpy as np
 from torch import Tensor
 
-from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.decomposition import ChainDecomposition, decomposed_by
+from hf_attn_ext.hasse.inputs import token
 from hf_attn_ext.hasse.registry import register_mask, whole_number
-from hf_attn_ext.hasse.spec import MaskSpec, token
-from hf_attn_ext.hasse.tasks.family import Family, chain, groups
+from hf_attn_ext.hasse.spec import MaskSpec
+from hf_attn_ext.hasse.tasks.family import TaskFamily, chain, groups
 
 
-@register_mask("causal", example={"n": 8})
+@register_mask("causal", example={"n": 8}, prefix_stable=True)
 def causal(n: int) -> MaskSpec:
     """Every token sees itself and the tokens before it: ``q`` sees ``kv`` where ``kv <= q``.
 
@@ -45,24 +46,24 @@ def causal(n: int) -> MaskSpec:
         name="causal",
         form=_form,
         labels={i: i + 1 for i in range(n - 1)},
-        family=functools.partial(autoregressive, n),
+        task_family=functools.partial(autoregressive, n),
     )
 
 
-def autoregressive(n: int) -> Family:
+def autoregressive(n: int) -> TaskFamily:
     """For k = 1 to n: k tokens, each sees those before it, the last predicts the next token where there is one."""
-    family = Family()
+    family = TaskFamily()
     for k in range(1, n + 1):
         labels = {k - 1: k} if k < n else {}
-        family.add(map(token, range(k)), labels, groups(chain(k)), places=range(k))
+        family.add(map(token, range(k)), labels, groups(chain(k)), positions=range(k))
     return family
 
 
-def _cover(size: int) -> ChainCover:
+def _chains(size: int) -> ChainDecomposition:
     every = np.arange(size)
-    return ChainCover((every,), every[None].astype(np.int32) + 1, np.full(size, -1))
+    return ChainDecomposition((every,), every[None].astype(np.int32) + 1, np.full(size, -1))
 
 
-@covered_by(_cover)
+@decomposed_by(_chains)
 def _form(q: Tensor, kv: Tensor) -> Tensor:
     return kv <= q

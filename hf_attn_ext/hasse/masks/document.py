@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from hf_attn_ext.errors import AttnExtError, short
-from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.decomposition import ChainDecomposition, decomposed_by
+from hf_attn_ext.hasse.inputs import token
 from hf_attn_ext.hasse.registry import register_mask, whole_number, whole_numbers
-from hf_attn_ext.hasse.spec import MaskSpec, token
-from hf_attn_ext.hasse.tasks.family import Family, chain, groups
+from hf_attn_ext.hasse.spec import MaskSpec
+from hf_attn_ext.hasse.tasks.family import TaskFamily, chain, groups
 
 
 @register_mask("document", example={"lengths": [3, 5]})
@@ -59,13 +60,13 @@ def document(lengths: Sequence[int], causal: bool = True) -> MaskSpec:
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
         labels=labels if causal else {},
         tables=(owner,),
-        family=functools.partial(packed, lengths, causal),
+        task_family=functools.partial(packed, lengths, causal),
     )
 
 
-def packed(lengths: Sequence[int], causal: bool) -> Family:
+def packed(lengths: Sequence[int], causal: bool) -> TaskFamily:
     """For every document and every k: its first k tokens, the last predicts; or, not causal, the document whole."""
-    family = Family()
+    family = TaskFamily()
     start = 0
     for length in lengths:
         for k in range(1 if causal else length, length + 1):
@@ -76,20 +77,20 @@ def packed(lengths: Sequence[int], causal: bool) -> Family:
     return family
 
 
-def _cover(size: int, causal: bool, owner: Tensor) -> ChainCover | None:
+def _chains(size: int, causal: bool, owner: Tensor) -> ChainDecomposition | None:
     owner = owner.numpy()
     if len(owner) != size or owner[0] < 0 or (np.diff(owner) < 0).any():  # a table of somebody else's
         return None
     if not causal:
-        return ChainCover((), np.zeros((0, size), np.int32), owner)
+        return ChainDecomposition((), np.zeros((0, size), np.int32), owner)
     chains = np.split(np.arange(size), np.flatnonzero(np.diff(owner)) + 1)
     prefix = np.zeros((len(chains), size), np.int32)
     for positions, seen in zip(chains, prefix, strict=True):
         seen[positions] = np.arange(1, len(positions) + 1)
-    return ChainCover(tuple(chains), prefix, np.full(size, -1))
+    return ChainDecomposition(tuple(chains), prefix, np.full(size, -1))
 
 
-@covered_by(_cover)
+@decomposed_by(_chains)
 def _form(causal: bool, q: Tensor, kv: Tensor, owner: Tensor) -> Tensor:
     same = owner[q] == owner[kv]
     return same & (kv <= q) if causal else same

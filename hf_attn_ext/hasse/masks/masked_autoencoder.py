@@ -9,13 +9,19 @@ import torch
 from torch import Tensor
 
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse.inputs import mask_token, token
 from hf_attn_ext.hasse.order.reading import is_whole
 from hf_attn_ext.hasse.registry import register_mask, whole_number, whole_numbers
-from hf_attn_ext.hasse.spec import MaskSpec, mask_token, token
-from hf_attn_ext.hasse.tasks.family import Family, groups
+from hf_attn_ext.hasse.roles import RED, TEAL, Role
+from hf_attn_ext.hasse.spec import MaskSpec
+from hf_attn_ext.hasse.tasks.family import TaskFamily, groups
 
 
-@register_mask("masked_autoencoder", example={"n": 8, "visible": [0, 2, 3, 6]})
+@register_mask(
+    "masked_autoencoder",
+    example={"n": 8, "visible": [0, 2, 3, 6]},
+    roles={"visible": Role("w", TEAL), "mask": Role("m", RED)},
+)
 def masked_autoencoder(n: int, visible: Sequence[int] | int) -> MaskSpec:
     """Visible tokens see each other, mask tokens see everything: ``visible(kv) or not visible(q)``.
 
@@ -63,19 +69,19 @@ def masked_autoencoder(n: int, visible: Sequence[int] | int) -> MaskSpec:
         roles=tuple("visible" if shown[i] else "mask" for i in range(n)),
         labels={i: i for i in range(n) if not shown[i]},
         tables=(seen,),
-        family=functools.partial(filling_in, n, visible),
+        task_family=functools.partial(filling_in, n, visible),
     )
 
 
-def filling_in(n: int, visible: Sequence[int]) -> Family:
+def filling_in(n: int, visible: Sequence[int]) -> TaskFamily:
     """One task: visible tokens in one class, mask tokens for the others in a class above."""
     hidden = [i for i in range(n) if i not in set(visible)]
-    family = Family()
+    family = TaskFamily()
     family.add(
         (*map(token, visible), *map(mask_token, hidden)),
         {len(visible) + j: i for j, i in enumerate(hidden)},
         groups([len(visible), len(hidden)]),
-        places=(*visible, *hidden),
+        positions=(*visible, *hidden),
     )
     return family
 

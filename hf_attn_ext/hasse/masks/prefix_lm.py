@@ -7,13 +7,15 @@ import functools
 import numpy as np
 from torch import Tensor
 
-from hf_attn_ext.hasse.cover import ChainCover, covered_by
+from hf_attn_ext.hasse.decomposition import ChainDecomposition, decomposed_by
+from hf_attn_ext.hasse.inputs import token
 from hf_attn_ext.hasse.registry import register_mask, whole_number
-from hf_attn_ext.hasse.spec import MaskSpec, token
-from hf_attn_ext.hasse.tasks.family import Family, chain, groups
+from hf_attn_ext.hasse.roles import TEAL, Role
+from hf_attn_ext.hasse.spec import MaskSpec
+from hf_attn_ext.hasse.tasks.family import TaskFamily, chain, groups
 
 
-@register_mask("prefix_lm", example={"n": 8, "p": 3})
+@register_mask("prefix_lm", example={"n": 8, "p": 3}, prefix_stable=True, roles={"prefix": Role("w", TEAL)})
 def prefix_lm(n: int, p: int) -> MaskSpec:
     """The first p tokens see each other, the others see the tokens before them: ``kv <= q`` or ``kv < p``.
 
@@ -49,24 +51,24 @@ def prefix_lm(n: int, p: int) -> MaskSpec:
         form=functools.partial(_form, p),
         roles=("prefix",) * p + ("token",) * (n - p),
         labels={i: i + 1 for i in range(max(p, 1) - 1, n - 1)},
-        family=functools.partial(continuations, n, p),
+        task_family=functools.partial(continuations, n, p),
     )
 
 
-def continuations(n: int, p: int) -> Family:
+def continuations(n: int, p: int) -> TaskFamily:
     """For k = p to n: k tokens, the first p in one class, each other sees those before it, the last predicts."""
-    family = Family()
+    family = TaskFamily()
     for k in range(max(p, 1), n + 1):
         labels = {k - 1: k} if k < n else {}
-        family.add(map(token, range(k)), labels, groups([p, *chain(k - p)]), places=range(k))
+        family.add(map(token, range(k)), labels, groups([p, *chain(k - p)]), positions=range(k))
     return family
 
 
-def _cover(size: int, p: int) -> ChainCover:
+def _chains(size: int, p: int) -> ChainDecomposition:
     every = np.arange(size)
-    return ChainCover((every,), np.maximum(every + 1, min(p, size))[None].astype(np.int32), np.full(size, -1))
+    return ChainDecomposition((every,), np.maximum(every + 1, min(p, size))[None].astype(np.int32), np.full(size, -1))
 
 
-@covered_by(_cover)
+@decomposed_by(_chains)
 def _form(p: int, q: Tensor, kv: Tensor) -> Tensor:
     return (kv <= q) | ((q < p) & (kv < p))

@@ -12,7 +12,7 @@ from hf_attn_ext.hasse.spec import MaskSpec
 from .causal import autoregressive
 
 
-@register_mask("sliding_window", example={"n": 8, "w": 3})
+@register_mask("sliding_window", example={"n": 8, "w": 3}, prefix_stable=True, clipped="w")
 def sliding_window(n: int, w: int) -> MaskSpec:
     """Every token sees the last w tokens, itself among them: ``q - w < kv <= q``.
 
@@ -47,7 +47,7 @@ def sliding_window(n: int, w: int) -> MaskSpec:
         name="sliding_window",
         form=functools.partial(_form, w),
         labels={i: i + 1 for i in range(n - 1)},
-        family=functools.partial(autoregressive, n) if w > 1 else None,
+        task_family=functools.partial(autoregressive, n) if w > 1 else None,
         window=w - 1 if w > 1 else None,
     )
 

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.hasse.inputs import mask_token, token
 from hf_attn_ext.hasse.registry import register_mask, whole_numbers
-from hf_attn_ext.hasse.spec import MaskSpec, mask_token, token
-from hf_attn_ext.hasse.tasks.family import Family, chain, groups
+from hf_attn_ext.hasse.roles import BLUE, RED, Role
+from hf_attn_ext.hasse.spec import MaskSpec
+from hf_attn_ext.hasse.tasks.family import TaskFamily, chain, groups
 
 
-@register_mask("xlnet_two_stream", example={"perm": [2, 0, 3, 1]})
+@register_mask(
+    "xlnet_two_stream",
+    example={"perm": [2, 0, 3, 1]},
+    roles={"content": Role("h", BLUE), "query": Role("g", RED)},
+)
 def xlnet_two_stream(perm: Sequence[int]) -> MaskSpec:
     """Language modelling in any order: a content stream, then a query stream, 2n positions in the text's order.
 
@@ -61,13 +67,13 @@ def xlnet_two_stream(perm: Sequence[int]) -> MaskSpec:
         position_ids=torch.arange(n).repeat(2),
         labels={n + i: i for i in range(n)},
         tables=(step,),
-        family=functools.partial(autoregressive_in_order, perm),
+        task_family=functools.partial(autoregressive_in_order, perm),
     )
 
 
-def autoregressive_in_order(perm: Sequence[int]) -> Family:
+def autoregressive_in_order(perm: Sequence[int]) -> TaskFamily:
     """For t = 0 to n: the first t tokens of the order, and a mask token for the next where there is one."""
-    family = Family()
+    family = TaskFamily()
     n = len(perm)
     for t in range(n + 1):
         known, asked = perm[:t], perm[t : t + 1]
@@ -75,7 +81,7 @@ def autoregressive_in_order(perm: Sequence[int]) -> Family:
             (*map(token, known), *map(mask_token, asked)),
             {t: perm[t]} if asked else {},
             groups(chain(t + len(asked))),
-            places=(*known, *(n + i for i in asked)),
+            positions=(*known, *(n + i for i in asked)),
         )
     return family
 

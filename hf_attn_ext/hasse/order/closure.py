@@ -1,4 +1,4 @@
-"""The two algorithms under every order: classes of mutually reachable positions, then down-sets and covers.
+"""From a mask to its partial order: classes of mutually reachable positions, then down-sets and cover relation.
 
 Rows are Python integers: bit j of row i says that i sees j.
 """
@@ -17,12 +17,15 @@ from .products import boolean_product
 
 
 class Order(NamedTuple):
-    """What :func:`order_of` finds. Classes are numbered by a linear extension: what is below has the smaller number.
+    """A partial order of classes of positions, as :func:`partial_order` returns it.
+
+    Classes are numbered along a linear extension: a class has a larger number than all classes below it.
 
     Attributes:
-        classes: positions of each class, rising.
-        down: a row of bits a class, itself and all below it.
-        starts, lower: the lower covers of class c are ``lower[starts[c] : starts[c + 1]]``, falling; both int32.
+        classes: the positions of each class, rising.
+        down: the down-set (order ideal) of each class as the bits of an integer: the class and all below it.
+        starts, lower: the cover relation: the lower covers of class c are ``lower[starts[c] : starts[c + 1]]``,
+            falling; both int32.
     """
 
     classes: list[tuple[int, ...]]
@@ -31,10 +34,10 @@ class Order(NamedTuple):
     lower: np.ndarray
 
 
-def order_of(mask: BitMatrix) -> Order:
-    """Return the order behind a mask (N, N).
+def partial_order(mask: BitMatrix) -> Order:
+    """Return the partial order behind a mask (N, N): mutually reachable positions are one class.
 
-    Source: 2606.09951 for what is computed; how is ours.
+    Source: arXiv 2606.09951 for the order; the algorithm is ours.
     """
     rows = mask.with_diagonal(False)
     integers = rows.integers()

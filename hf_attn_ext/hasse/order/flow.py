@@ -10,7 +10,7 @@ import torch
 from hf_attn_ext.errors import AttnExtError, short
 
 from .bits import BitMatrix
-from .closure import order_of
+from .closure import partial_order
 from .poset import Poset, expanded
 from .products import boolean_product
 from .reading import is_layers, is_whole, read_mask, read_masks
@@ -41,7 +41,7 @@ def information_flow(mask: Any, num_layers: int | None = None) -> torch.Tensor:
             raise AttnExtError(f"num_layers must be None for a list of {len(mask)} masks, got {short(num_layers)}")
         return _tensor(_product([bits.with_diagonal(True) for bits in read_masks(mask)])[-1])
     bits = read_mask(mask)
-    limit = expanded(Poset(order_of(bits)))
+    limit = expanded(Poset(partial_order(bits)))
     if num_layers is None:
         return torch.from_numpy(limit)
     if not is_whole(num_layers) or num_layers < 0:
@@ -70,7 +70,7 @@ def convergence_depth(mask: Any) -> int:
         products = [_identity(layers[0].columns), *_product(layers)]
         return next(depth for depth, seen in enumerate(products) if seen == products[-1])
     bits = read_mask(mask)
-    one, limit = bits.with_diagonal(True), BitMatrix.from_dense(expanded(Poset(order_of(bits))))
+    one, limit = bits.with_diagonal(True), BitMatrix.from_dense(expanded(Poset(partial_order(bits))))
     if limit == _identity(bits.columns):
         return 0
     powers = [one]  # of 1, 2, 4 ... layers

@@ -14,8 +14,10 @@ from hf_attn_ext.errors import AttnExtError, short
 
 from .bits import BitMatrix, bits_of
 from .chains import chains_and_antichain
-from .closure import Order, closure_and_covers, order_of
+from .closure import Order, closure_and_covers, partial_order
+from .isomorphism import isomorphic
 from .reading import is_whole, read_list, read_mask
+from .serial import order_from_json, order_to_json
 from .values import read_inputs
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class Poset:
                 or not equal to themselves.
         """
         bits = read_mask(mask)
-        return cls(order_of(bits), None if inputs is None else read_inputs(inputs, bits.columns))
+        return cls(partial_order(bits), None if inputs is None else read_inputs(inputs, bits.columns))
 
     @classmethod
     def from_covers(
@@ -104,7 +106,7 @@ class Poset:
                 raise AttnExtError(f"covers must join two of {count} classes, got {short(pair)}")
             lower, upper = map(int, pair)
             rows[upper] |= 1 << lower
-        order = order_of(BitMatrix.from_integers(rows, count))
+        order = partial_order(BitMatrix.from_integers(rows, count))
         if len(order.classes) < count:
             cycle = next(numbers for numbers in order.classes if len(numbers) > 1)
             raise AttnExtError(f"covers run in a circle through classes {list(cycle)}; an order has none")
@@ -246,8 +248,6 @@ class Poset:
         Raises:
             AttnExtError: ``other`` is no poset.
         """
-        from .isomorphism import isomorphic
-
         if not isinstance(other, Poset):
             raise AttnExtError(f"a poset is compared with another poset, got {short(other)}")
         return isomorphic(self, other)
@@ -258,9 +258,7 @@ class Poset:
         Raises:
             AttnExtError: an input that is no text, finite number, bool, None, or tuple of these.
         """
-        from .serial import poset_to_json
-
-        return poset_to_json(self)
+        return order_to_json(self.classes, self.covers, self.inputs)
 
     @classmethod
     def from_json(cls, text: str) -> Poset:
@@ -274,9 +272,7 @@ class Poset:
             >>> Poset.from_json(poset.to_json()) == poset
             True
         """
-        from .serial import poset_from_json
-
-        return poset_from_json(text)
+        return cls.from_covers(*order_from_json(text))
 
     @functools.cached_property
     def _upper(self) -> tuple[np.ndarray, np.ndarray]:

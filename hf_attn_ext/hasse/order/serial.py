@@ -4,38 +4,36 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 from hf_attn_ext.errors import AttnExtError, short
 
 from .reading import is_whole
 
-if TYPE_CHECKING:
-    from .poset import Poset
-
+Classes = Sequence[Sequence[int]]
+Covers = Sequence[tuple[int, int]]
 
 _DEEPEST = 50  # lists within lists
 _LONGEST = 10_000  # bits of a number: some 3,000 digits, of which Python reads 4,300
 
 
-def poset_to_json(poset: Poset) -> str:
-    """See :meth:`.Poset.to_json`."""
-    record: dict[str, Any] = {"classes": poset.classes, "covers": poset.covers}
-    if poset.inputs is not None:
-        for position, value in enumerate(poset.inputs):
+def order_to_json(classes: Classes, covers: Covers, inputs: Sequence[Hashable] | None) -> str:
+    """Return the JSON text of an order; see :meth:`.Poset.to_json`."""
+    record: dict[str, Any] = {"classes": classes, "covers": covers}
+    if inputs is not None:
+        for position, value in enumerate(inputs):
             if not writable(value):
                 raise AttnExtError(
                     f"the input {short(value)} at position {position} cannot be written as JSON; "
                     "text, finite numbers, bool, None and tuples of these can"
                 )
-        record["inputs"] = poset.inputs
+        record["inputs"] = inputs
     return json.dumps(record, allow_nan=False)
 
 
-def poset_from_json(text: str) -> Poset:
-    """See :meth:`.Poset.from_json`."""
-    from .poset import Poset
-
+def order_from_json(text: str) -> tuple[Classes, Covers, list[Hashable] | None]:
+    """Return the classes, covers and inputs in a JSON text; see :meth:`.Poset.from_json`."""
     record = read_json(text, "this")
     if not isinstance(record, dict) or not {"classes", "covers"} <= record.keys() <= {"classes", "covers", "inputs"}:
         raise AttnExtError("a poset's JSON is an object with 'classes', 'covers' and maybe 'inputs'")
@@ -46,7 +44,7 @@ def poset_from_json(text: str) -> Poset:
         if not isinstance(inputs, list):
             raise AttnExtError(f"a poset's 'inputs' must be a list, got {type(inputs).__name__}")
         inputs = [hashable(value) for value in inputs]
-    return Poset.from_covers(record["classes"], [tuple(pair) for pair in record["covers"]], inputs)
+    return record["classes"], [(lower, upper) for lower, upper in record["covers"]], inputs
 
 
 def read_json(text: str | bytes, name: str) -> Any:

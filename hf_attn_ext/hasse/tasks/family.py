@@ -1,8 +1,8 @@
-"""Families of tasks that masks are derived from, and the derivation itself.
+"""Task families from which masks are derived, and the derivation itself.
 
-A family says what a model will be asked at inference, one task a question. Their minimal joint task is the mask that
-trains all of them in one pass. Source: arXiv 2606.09951; the families of the masks outside its three case studies
-are ours.
+A task family says what a model is asked at inference: one task per question. The minimal joint task of the family is
+the mask that trains all of them in one pass. Source: arXiv 2606.09951; the families of the masks outside its three
+case studies are ours.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from .task import Task
 
 
 @dataclasses.dataclass
-class Family:
-    """Tasks, and where the closed form of the mask keeps the positions of each.
+class TaskFamily:
+    """Tasks, and where the mask's layout has the positions of each.
 
     Attributes:
         tasks: the tasks.
-        places: for each task, the position in the mask's layout of each of its own positions. The derivation does
-            not use it, except to compare: it puts derived positions in the layout's order.
+        positions: for each task, the position in the mask's layout of each of its own positions. The derivation uses
+            it only to list the derived positions in the layout's order.
     """
 
     tasks: list[Task] = dataclasses.field(default_factory=list)
-    places: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    positions: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
 
-    def add(self, inputs: Iterable[Hashable], labels: Mapping[int, int], mask: Tensor, places: Iterable[int]) -> None:
-        """Add a task; see :class:`Task` for the first three arguments."""
+    def add(
+        self, inputs: Iterable[Hashable], labels: Mapping[int, int], mask: Tensor, positions: Iterable[int]
+    ) -> None:
+        """Add a task; see :class:`.Task` for the first three arguments."""
         self.tasks.append(Task(list(inputs), dict(labels), mask))
-        self.places.append(tuple(places))
+        self.positions.append(tuple(positions))
 
 
 def groups(sizes: Sequence[int]) -> Tensor:
-    """The dense mask of groups in a row: each sees itself whole, and all before it.
+    """Return the dense mask of consecutive groups: each group sees itself and all groups before it.
 
     Args:
         sizes: positions in each group; groups of 0 are skipped.
@@ -50,7 +52,7 @@ def groups(sizes: Sequence[int]) -> Tensor:
         bool ``(sum, sum)``.
 
     Raises:
-        AttnExtError: a size that is no whole number of at least 0.
+        AttnExtError: a size that is not a whole number of at least 0.
 
     Example:
         >>> groups([1, 2]).int().tolist()
@@ -64,25 +66,25 @@ def groups(sizes: Sequence[int]) -> Tensor:
 
 
 def chain(length: int) -> list[int]:
-    """Sizes for :func:`groups`: ``length`` positions, one after the other."""
+    """Return the sizes for :func:`groups` of ``length`` positions, one after the other."""
     return [1] * length
 
 
 def derive(spec: MaskSpec) -> MaskSpec:
-    """Derive a mask from its family of tasks: family -> minimal joint task -> mask, cut where the mask is cut.
+    """Derive a mask from its task family: family -> minimal joint task -> mask, cut where the mask is cut.
 
-    The closed form is used for one thing only: the order in which positions are listed. What stands in a position,
-    what it may see and what it must predict come out of the derivation.
+    The closed form decides only in which order positions are listed. The inputs, the mask and the labels are the
+    result of the derivation.
 
     Args:
-        spec: a mask that has a family.
+        spec: a mask that has a task family.
 
     Returns:
-        The derived mask, in the layout of ``spec``; equal to it if the closed form is right.
+        The derived mask, in the layout of ``spec``; equal to ``spec`` if the closed form is right.
 
     Raises:
-        AttnExtError: the mask has no family; a node of the joint task stands for two positions of the layout, or two
-            nodes for one, or none for one.
+        AttnExtError: the mask has no task family; or the nodes of the joint task and the positions of the layout do
+            not match one to one.
 
     Example:
         >>> from hf_attn_ext.hasse import masks
@@ -91,24 +93,24 @@ def derive(spec: MaskSpec) -> MaskSpec:
         True
     """
     check_spec(spec)
-    if spec.family is None:
-        raise AttnExtError(f"{spec.title} has no family of tasks to derive it from")
-    family = spec.family()
-    if not isinstance(family, Family):
-        raise AttnExtError(f"{spec.title}: its family must be a Family, got {short(family)}")
+    if spec.task_family is None:
+        raise AttnExtError(f"{spec.title} has no task family to derive it from")
+    family = spec.task_family()
+    if not isinstance(family, TaskFamily):
+        raise AttnExtError(f"{spec.title}: task_family must return a TaskFamily, got {short(family)}")
     joint = minimal_joint_task(family.tasks)
     if spec.window is not None:
         joint = joint.sparsify(spec.window, within="full")
     nodes: dict[int, int] = {}
     for node, sources in enumerate(joint.sources):
-        places = {family.places[task][position] for task, position in sources}
-        if len(places) > 1:
-            raise AttnExtError(f"{spec.title}: one node stands for the positions {sorted(places)}")
-        if nodes.setdefault(places.pop(), node) != node:
+        positions = {family.positions[task][position] for task, position in sources}
+        if len(positions) > 1:
+            raise AttnExtError(f"{spec.title}: one node stands for the positions {sorted(positions)}")
+        if nodes.setdefault(positions.pop(), node) != node:
             raise AttnExtError(f"{spec.title}: two nodes stand for one position: {nodes}")
     if sorted(nodes) != list(range(len(spec))):
         raise AttnExtError(f"{spec.title}: {len(nodes)} positions were derived, {len(spec)} are laid out")
-    joint = joint.permuted([nodes[place] for place in range(len(spec))])
+    joint = joint.permuted([nodes[position] for position in range(len(spec))])
     return MaskSpec.from_mask(
         joint.mask,
         labels=joint.labels,

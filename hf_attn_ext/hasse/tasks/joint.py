@@ -13,6 +13,7 @@ from hf_attn_ext.hasse.order.values import read_inputs, read_labels, same_value
 
 from .equivalence import equivalence_classes
 from .task import Task, check_distinct, mask_of_classes
+from .verify import Verification, verify
 
 CONFLICTS = ("error", "keep")
 
@@ -65,7 +66,7 @@ class JointTask(Task):
         whole = isinstance(pair, tuple) and len(pair) == 2 and all(map(is_whole, pair))
         return whole and 0 <= pair[0] < len(self.tasks) and 0 <= pair[1] < len(self.tasks[pair[0]])
 
-    def verify(self) -> Any:
+    def verify(self) -> Verification:
         """Check, from the definitions alone, that this is a common supergraph of the family and that none is smaller.
 
         Returns:
@@ -75,8 +76,6 @@ class JointTask(Task):
             >>> bool(minimal_joint_task([Task("a", {}, [[1]])]).verify())
             True
         """
-        from .verify import verify
-
         return verify(self)
 
     def _rebuilt(self, order: Sequence[int], labels: dict[int, Any], bits: BitMatrix) -> JointTask:

@@ -10,7 +10,7 @@ import torch
 
 from hf_attn_ext.errors import AttnExtError, short, suggest
 from hf_attn_ext.hasse.order.bits import BitMatrix, row_of
-from hf_attn_ext.hasse.order.closure import order_of
+from hf_attn_ext.hasse.order.closure import partial_order
 from hf_attn_ext.hasse.order.flow import convergence_depth
 from hf_attn_ext.hasse.order.poset import Poset, expanded
 from hf_attn_ext.hasse.order.reading import is_whole, read_list, read_mask
@@ -64,7 +64,7 @@ class Task:
     @functools.cached_property
     def poset(self) -> Poset:
         """The order behind the mask; the inputs are on its diagram's nodes."""
-        return Poset(order_of(self._bits), self.inputs)
+        return Poset(partial_order(self._bits), self.inputs)
 
     @functools.cached_property
     def depth(self) -> int:

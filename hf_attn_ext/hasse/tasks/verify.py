@@ -13,9 +13,9 @@ from hf_attn_ext.hasse.order.poset import expanded
 from hf_attn_ext.hasse.order.values import same_value
 
 from .exhaustive import candidates, smallest_supergraph
-from .joint import JointTask
 
 if TYPE_CHECKING:
+    from .joint import JointTask
     from .task import Task
 
 SMALL = 1000  # ways to unite nodes, up to which all are tried

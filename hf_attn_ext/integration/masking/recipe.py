@@ -19,10 +19,6 @@ from .entries import alike, bits_entry, entry_size, from_bits, plain_options
 
 LARGEST = 1 << 16  # characters of config.json that one mask may take
 
-# Masks whose first m positions are the mask of m positions whatever follows, so that a long one serves shorter calls.
-_NESTED = ("causal", "prefix_lm", "sliding_window")
-# A window beyond the text is the whole text, in every length that a batch may have.
-_CLIPPED = {"sliding_window": "w"}
 _PROBES = (24, 96, 384, 1536, 6144)
 _LONGEST = 4096  # tokens that are looked at when a mask is set
 
@@ -194,7 +190,7 @@ class Recipe:
                 f"the mask {self.title} is for {length} positions and cannot grow with a cache, which holds {start} "
                 f"and gets {stop - start} more; pass use_cache=False, or set the mask by its name without n"
             )
-        if self.name in _NESTED:
+        if self.name is not None and mask_entry(self.name).prefix_stable:
             whole = self.dense(max(64, 1 << (stop - 1).bit_length()), str(device))
             if whole[:start, start:stop].any():
                 raise AttnExtError(self._not_safe(whole[:, :stop], start))
@@ -259,8 +255,8 @@ class Recipe:
         options = dict(self.options)
         if n is not None:
             options["n"] = n
-            clipped = _CLIPPED.get(self.name, "")
-            if is_whole(options.get(clipped)) and options[clipped] > n:
+            clipped = mask_entry(self.name).clipped
+            if clipped is not None and is_whole(options.get(clipped)) and options[clipped] > n:
                 options[clipped] = n
         return make_mask(self.name, **options)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, information_flow
-from hf_attn_ext.hasse.spec import held_tokens
+from hf_attn_ext.hasse.inputs import held_tokens
 from hf_attn_ext.integration.base_models.families import (
     FAMILIES,
     attention_modules,

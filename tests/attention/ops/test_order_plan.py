@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from hf_attn_ext.attention import linear_attention, make_feature_map, naive_attention
 from hf_attn_ext.attention.ops.order import plan as order_plan
 from hf_attn_ext.attention.ops.order.plan import CHUNK, make_plan, plan_of
-from hf_attn_ext.hasse import MaskSpec, Poset, chain_cover, masks
+from hf_attn_ext.hasse import MaskSpec, Poset, chain_decomposition, masks
 
 from .ways import WAYS, results, taking
 
@@ -74,10 +74,10 @@ def test_preparing_a_closed_form_looks_at_a_few_rows():
             return spec.form(q, kv, *tables)
 
         whole = spec.form.func if hasattr(spec.form, "func") else spec.form
-        form.chain_cover = lambda size, *tables, spec=spec, whole=whole: whole.chain_cover(
+        form.decompose = lambda size, *tables, spec=spec, whole=whole: whole.decompose(
             size, *getattr(spec.form, "args", ()), *tables
         )
-        plan = make_plan(chain_cover(dataclasses.replace(spec, form=form)))
+        plan = make_plan(chain_decomposition(dataclasses.replace(spec, form=form)))
         assert 0 < looked <= 32 * len(spec) and not plan.scattered and len(plan.masks) <= 8
 
 

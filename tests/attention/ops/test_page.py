@@ -10,7 +10,7 @@ import torch
 
 from hf_attn_ext.attention import make_feature_map
 from hf_attn_ext.hasse import masks
-from hf_attn_ext.hasse.cover import chain_cover
+from hf_attn_ext.hasse.decomposition import chain_decomposition
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "evidence"
 PAGE = (DOCS / "linear-attention-over-orders.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def test_the_pages_table_of_chains():
         "block_diffusion": masks.block_diffusion(9, 4),
         "butterfly": masks.butterfly(9),
     }
-    chains = {name: len(chain_cover(spec).chains) for name, spec in found.items()}
+    chains = {name: len(chain_decomposition(spec).chains) for name, spec in found.items()}
     rows = re.findall(r"^\| (`.*?) \| (\d)(?: a document)?", PAGE, re.M)
     told = {name: int(count) for names, count in rows for name in re.findall(r"`(\w+)`", names)}
     assert told.pop("document") == 1 and told == chains

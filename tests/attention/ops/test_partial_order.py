@@ -15,7 +15,7 @@ from hf_attn_ext.attention.ops.order.plan import make_plan
 from hf_attn_ext.attention.ops.order.product import order_product
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Poset, Task, masks
-from hf_attn_ext.hasse.cover import chain_cover
+from hf_attn_ext.hasse.decomposition import chain_decomposition
 
 from ..kernels import KERNELS, build
 from ..test_forms import inputs, random_padding
@@ -158,7 +158,7 @@ def test_the_product_has_the_gradients_of_its_definition():
     order = Poset.from_mask(np.tril(np.random.default_rng(1).random((90, 90)) < 0.05))
     mask = dense(order)
     q, k, v = (torch.randn(2, 2, 90, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    ours = order_product([q], [k], [v], make_plan(chain_cover(order)))[0]
+    ours = order_product([q], [k], [v], make_plan(chain_decomposition(order)))[0]
     theirs = (q @ k.mT * mask) @ v
     torch.testing.assert_close(ours, theirs)
     for one, other in zip(*(torch.autograd.grad(x.sin().sum(), [q, k, v]) for x in (ours, theirs)), strict=True):

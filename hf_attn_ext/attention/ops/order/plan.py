@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hf_attn_ext.hasse import MaskSpec, Poset
-from hf_attn_ext.hasse.cover import ChainCover, chain_cover
+from hf_attn_ext.hasse.decomposition import ChainDecomposition, chain_decomposition
 
 CHUNK = 64  # keys
 READ = 512  # queries that read a tile at once
@@ -112,7 +112,7 @@ def plan_of(order: Poset | MaskSpec) -> OrderPlan:
 
 def _plan(order: Poset | MaskSpec) -> OrderPlan:
     with torch.inference_mode(False):  # what is kept may serve training later
-        return make_plan(chain_cover(order))
+        return make_plan(chain_decomposition(order))
 
 
 def _written(order: Poset | MaskSpec) -> list[tuple]:
@@ -140,7 +140,7 @@ def _forget(number: int, gone: weakref.ref) -> None:
         del _by_object[number]
 
 
-def make_plan(cover: ChainCover) -> OrderPlan:
+def make_plan(cover: ChainDecomposition) -> OrderPlan:
     """Cut the chains of an order, see the top of this file."""
     return _Builder(cover).plan()
 
@@ -148,7 +148,7 @@ def make_plan(cover: ChainCover) -> OrderPlan:
 class _Builder:
     """Makes a plan of a chain cover."""
 
-    def __init__(self, cover: ChainCover) -> None:
+    def __init__(self, cover: ChainDecomposition) -> None:
         self.cover = cover
         self.tiles: list[Tile] = []
         self.masks: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Chain covers: against the masks that they stand for, and as few chains as can be."""
+"""Chain decompositions: against the masks that they stand for, and as few chains as can be."""
 
 import dataclasses
 
@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.hasse import MaskSpec, Poset, information_flow, masks
-from hf_attn_ext.hasse import cover as covers
-from hf_attn_ext.hasse.cover import chain_cover
+from hf_attn_ext.hasse import MaskSpec, Poset, decomposition, information_flow, masks
+from hf_attn_ext.hasse.decomposition import chain_decomposition
 
 from .strategies import masks as any_mask
 from .strategies import wide_masks
@@ -29,7 +28,7 @@ def check(cover, mask):
 @given(mask=st.one_of(any_mask(), wide_masks()))
 def test_an_orders_cover_is_the_order_in_as_few_chains_as_can_be(mask):
     poset, flow = Poset.from_mask(mask), information_flow(mask)
-    cover = chain_cover(poset)
+    cover = chain_decomposition(poset)
     check(cover, flow)
     seen = np.flatnonzero((flow & ~flow.T).any(0).numpy())  # seen from another class
     assert sorted(np.concatenate([np.empty(0, int), *cover.chains]).tolist()) == seen.tolist()
@@ -46,22 +45,22 @@ def test_closed_forms_know_their_chains(size):
         specs += [masks.block_two_stream(size, block), masks.block_two_stream(size, block, context="block")]
         specs += [masks.block_two_stream(size, block, starts="every"), masks.block_diffusion(size, block)]
     for spec in specs:
-        told = covers._told(spec)
-        assert (told is None) == (spec.name == "butterfly" and size == 1)
-        check(chain_cover(spec), spec.dense())
-        found = chain_cover(Poset.from_mask(spec.dense()))
-        assert spec.name == "document" or told is None or len(found.chains) <= len(told.chains)
+        declared = decomposition._declared(spec)
+        assert (declared is None) == (spec.name == "butterfly" and size == 1)
+        check(chain_decomposition(spec), spec.dense())
+        found = chain_decomposition(Poset.from_mask(spec.dense()))
+        assert spec.name == "document" or declared is None or len(found.chains) <= len(declared.chains)
 
 
 @pytest.mark.parametrize("name", masks.list_masks())
 def test_every_mask_is_covered_or_refused(name):
     spec = masks.make_mask(name, **masks.mask_entry(name).example)
     if torch.equal(spec.dense(), information_flow(spec)):
-        check(chain_cover(spec), spec.dense())
+        check(chain_decomposition(spec), spec.dense())
     else:
         with pytest.raises(AttnExtError, match="is not dense"):
-            chain_cover(spec)
-        check(chain_cover(spec.densify()), information_flow(spec))
+            chain_decomposition(spec)
+        check(chain_decomposition(spec.densify()), information_flow(spec))
 
 
 @settings(max_examples=40, deadline=None)
@@ -69,10 +68,10 @@ def test_every_mask_is_covered_or_refused(name):
 def test_a_mask_is_refused_unless_it_is_dense_and_the_pair_named_is_missing(mask):
     spec, flow = MaskSpec.from_mask(mask), information_flow(mask)
     if torch.equal(spec.dense(), flow):
-        check(chain_cover(spec), flow)
+        check(chain_decomposition(spec), flow)
         return
     with pytest.raises(AttnExtError) as caught:
-        chain_cover(spec)
+        chain_decomposition(spec)
     message = str(caught.value)
     upper, lower = np.argwhere((flow & ~spec.dense()).numpy())[0].tolist()
     what = "itself" if upper == lower else f"position {lower} (w{lower})"
@@ -85,15 +84,15 @@ def test_a_form_that_says_what_it_is_not_is_read_instead():
     def bidirectional(q, kv):
         return (q >= 0) & (kv >= 0)
 
-    bidirectional.chain_cover = spec.form.chain_cover
+    bidirectional.decompose = spec.form.decompose
     wrong = dataclasses.replace(spec, form=bidirectional)
-    check(chain_cover(wrong), torch.ones(40, 40, dtype=torch.bool))
+    check(chain_decomposition(wrong), torch.ones(40, 40, dtype=torch.bool))
     cut = dataclasses.replace(
         masks.butterfly(5),
         **{key: getattr(masks.butterfly(5), key)[:9] for key in ("inputs", "roles", "position_ids", "names")},
         labels={},
     )
-    check(chain_cover(cut), masks.butterfly(5).dense()[:9, :9])
+    check(chain_decomposition(cut), masks.butterfly(5).dense()[:9, :9])
 
 
 def test_densify_keeps_the_positions():
@@ -109,4 +108,4 @@ def test_a_document_whose_owners_are_others_is_covered_as_it_is(causal):
     spec = masks.document([50, 46, 1, 3], causal)
     for owner in ([0] * 50 + [1] * 46 + [0] + [2] * 3, [0] * 50 + [-1] * 50):
         changed = dataclasses.replace(spec, tables=(torch.tensor(owner),))
-        assert torch.equal(chain_cover(changed).dense(), changed.dense())
+        assert torch.equal(chain_decomposition(changed).dense(), changed.dense())

@@ -1,8 +1,9 @@
-"""The part of an order that somebody sees, covered by chains, and how far every position sees along each of them.
+"""Chain decomposition of an order, and how far every position sees along each chain.
 
-A down-set meets a chain in a prefix. So a chain cover and one number a position and chain say all that a dense mask
-says, in ``N w`` numbers for ``w`` chains: what linear attention over an order is computed from. Classes that nobody
-but their own positions sees need no chain.
+The term is that of Dilworth's theorem (Davey & Priestley; Sage's ``dilworth_decomposition``): chains that hold every
+class once. Here only classes that another class sees need a chain. A down-set meets a chain in a prefix, so the chains
+and one number per position and chain say all that a dense mask says, in ``N w`` numbers for ``w`` chains. Linear
+attention over an order is computed from them.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from hf_attn_ext.hasse.order.poset import Poset
 
 from .spec import Form, MaskSpec
 
-_BLOCK = 512  # rows that are looked at together
-_PROBES = 24  # rows of a closed form that are compared with what it says of itself
+_BLOCK = 512  # rows that are computed together
+_PROBES = 24  # rows of a closed form that are compared with the chains that it declares
 
 
-class ChainCover(NamedTuple):
+class ChainDecomposition(NamedTuple):
     """A dense mask over ``N`` positions as chains and prefixes.
 
     Attributes:
-        chains: int64 positions of each chain, from below; the positions of one class stand together.
+        chains: int64 positions of each chain, from below; the positions of one class are neighbours.
         prefix: int32 (chains, N): position i sees the first ``prefix[c, i]`` positions of chain c.
-        group: int64 (N,): the number of a position's class where that is in no chain, seen by its own positions
-            alone; -1 where the class is in a chain.
+        group: int64 (N,): -1 where a position's class is in a chain, else the number of the class, which only its own
+            positions see.
 
     Example:
-        >>> cover = chain_cover(Poset.from_mask([[1, 0, 0], [1, 1, 0], [1, 0, 1]]))
+        >>> cover = chain_decomposition(Poset.from_mask([[1, 0, 0], [1, 1, 0], [1, 0, 1]]))
         >>> [chain.tolist() for chain in cover.chains], cover.prefix.tolist(), cover.group.tolist()
         ([[0]], [[1, 1, 1]], [-1, 0, 1])
 
@@ -47,35 +48,41 @@ class ChainCover(NamedTuple):
     group: np.ndarray
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Rows of the mask, numpy bool (rows, N)."""
-        own = self.group[numbers][:, None]
-        found = (own == self.group) & (own >= 0)
+        """Return rows of the mask, numpy bool (rows, N)."""
+        group = self.group[numbers][:, None]
+        rows = (group == self.group) & (group >= 0)
         for chain, prefix in zip(self.chains, self.prefix, strict=True):
-            found[:, chain] = np.arange(len(chain)) < prefix[numbers][:, None]
-        return found
+            rows[:, chain] = np.arange(len(chain)) < prefix[numbers][:, None]
+        return rows
 
     def dense(self) -> torch.Tensor:
-        """The mask, torch.bool (N, N)."""
+        """Return the mask, torch.bool (N, N)."""
         return torch.from_numpy(self.rows(np.arange(len(self.group))))
 
 
-def covered_by(cover: Callable[..., ChainCover | None]) -> Callable[[Form], Form]:
-    """Decorator of a closed form that knows its chains: ``cover(N, *options, *tables)``, its arguments after N those
-    that the form has besides ``q`` and ``kv``; None where it does not know. Without one, chains are found in the mask.
+def decomposed_by(decompose: Callable[..., ChainDecomposition | None]) -> Callable[[Form], Form]:
+    """Decorator of a closed form that declares its chains; without it, they are computed from the mask.
+
+    Args:
+        decompose: ``decompose(N, *options, *tables)`` with the arguments that the form has next to ``q`` and ``kv``;
+            returns None where the chains are unknown.
     """
 
-    def enter(form: Form) -> Form:
-        form.chain_cover = cover
+    def declare(form: Form) -> Form:
+        form.decompose = decompose  # type: ignore[attr-defined]  # functions have attributes
         return form
 
-    return enter
+    return declare
 
 
-def chain_cover(order: Poset | MaskSpec) -> ChainCover:
-    """Return the chains that cover what is seen in an order, as few as possible, and how far each position sees.
+def chain_decomposition(order: Poset | MaskSpec) -> ChainDecomposition:
+    """Return the chain decomposition of what is seen in an order, with the fewest chains.
 
-    A closed form that knows its chains (:func:`covered_by`) is asked, and probed; else the mask is read: an eighth of a
-    byte a pair, and the time of :meth:`.Poset.from_mask`.
+    The chains that a closed form declares (:func:`decomposed_by`) are used if some rows agree with them. Otherwise the
+    mask is read, in an eighth of a byte per pair and the time of :meth:`.Poset.from_mask`.
+
+    Args:
+        order: a poset, or a dense mask.
 
     Raises:
         AttnExtError: a mask that is not dense; the message names a position and what reaches it but is not attended.
@@ -84,9 +91,9 @@ def chain_cover(order: Poset | MaskSpec) -> ChainCover:
     """
     if isinstance(order, Poset):
         return _of_poset(order)
-    known = _told(order)
-    if known is not None:
-        return known
+    declared = _declared(order)
+    if declared is not None:
+        return declared
     bits = order.bits()
     poset = Poset.from_mask(bits)
     pair = _missing(bits, poset)
@@ -95,18 +102,18 @@ def chain_cover(order: Poset | MaskSpec) -> ChainCover:
     return _of_poset(poset)
 
 
-def _told(spec: MaskSpec) -> ChainCover | None:
-    """What the closed form says of its chains, where it does and some of its rows agree."""
+def _declared(spec: MaskSpec) -> ChainDecomposition | None:
+    """The chains that the closed form declares, if some of its rows agree with them."""
     form, options = spec.form, ()
     if isinstance(form, functools.partial) and not form.keywords:
         form, options = form.func, form.args
-    tell = getattr(form, "chain_cover", None)
-    cover = None if tell is None else tell(len(spec), *options, *spec.tables)
-    if cover is None:
+    decompose = getattr(form, "decompose", None)
+    chains: ChainDecomposition | None = None if decompose is None else decompose(len(spec), *options, *spec.tables)
+    if chains is None:
         return None
     probes = np.unique(np.linspace(0, len(spec) - 1, _PROBES).astype(np.int64))
     seen = spec.form(torch.from_numpy(probes)[:, None], torch.arange(len(spec))[None], *spec.tables)
-    return cover if np.array_equal(seen.expand(len(probes), -1).numpy(), cover.rows(probes)) else None
+    return chains if np.array_equal(seen.expand(len(probes), -1).numpy(), chains.rows(probes)) else None
 
 
 def _missing(bits: BitMatrix, poset: Poset) -> tuple[int, int] | None:
@@ -130,7 +137,7 @@ def _not_dense(spec: MaskSpec, position: int, lower: int) -> str:
     )
 
 
-def _of_poset(poset: Poset) -> ChainCover:
+def _of_poset(poset: Poset) -> ChainDecomposition:
     down, sizes = poset.down_rows(), np.array([len(positions) for positions in poset.classes], np.int32)
     seen = poset.below_others()
     among = down.united_rows(seen).transposed().united_rows(seen).transposed()
@@ -147,4 +154,4 @@ def _of_poset(poset: Poset) -> ChainCover:
     number = np.full(len(poset), -1)
     number[alone] = np.arange(len(alone))
     members = tuple(np.concatenate([poset.classes[a] for a in chain]).astype(np.int64) for chain in chains)
-    return ChainCover(members, prefix, number[class_of])
+    return ChainDecomposition(members, prefix, number[class_of])

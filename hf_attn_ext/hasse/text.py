@@ -9,7 +9,7 @@ import torch
 from hf_attn_ext.hasse.order.poset import Poset
 
 if TYPE_CHECKING:
-    from hf_attn_ext.hasse.spec import MaskSpec
+    from .spec import MaskSpec
 
 _NAMED = 24  # positions up to which every column has its name
 _LISTED = 8  # classes below another that are written out
