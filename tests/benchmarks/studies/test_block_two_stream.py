@@ -169,7 +169,7 @@ def test_places_of_a_block():
         (["--blocks", "2,0"], "--blocks takes whole numbers from 1 to --context 16, got '0'"),
         (["--blocks", "2,17"], "got '17'"),
         (["--seeds", "0,x"], "'x'"),
-        (["--out", "assets/sotu/train.jsonl"], "cannot write into --out, 'assets/sotu/train.jsonl'"),
+        (["--out", ".assets/sotu/train.jsonl"], "cannot write into --out, '.assets/sotu/train.jsonl'"),
         (["--seeds", "1,1"], "--seeds names 1 twice"),
         (["--hidden", "15"], "--hidden 15"),
         (["--steps", "0"], "--steps must be at least 1, got 0"),

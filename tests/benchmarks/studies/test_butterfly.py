@@ -174,7 +174,7 @@ def test_operations_count_every_product():
     ("arguments", "named"),
     [
         (["--seeds", "0,x"], "'x'"),
-        (["--out", "assets/sotu/train.jsonl"], "cannot write into --out, 'assets/sotu/train.jsonl'"),
+        (["--out", ".assets/sotu/train.jsonl"], "cannot write into --out, '.assets/sotu/train.jsonl'"),
         (["--seeds", "2,2"], "--seeds names 2 twice"),
         (["--heads", "3"], "--hidden 16 is no multiple of --heads 3"),
         (["--context", "1"], "--context 1"),
