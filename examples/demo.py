@@ -56,8 +56,8 @@ np.savez(out, logits=np.concatenate(logits))
 
 def configuration(options: argparse.Namespace) -> Any:
     """The run's :class:`DistillConfig`: the embedded default, or general settings for another model or data set."""
+    from hf_attn_ext._util.settings import apply_overrides
     from hf_attn_ext.training import DistillConfig
-    from hf_attn_ext.training.config_files import apply_overrides
 
     embedded = options.data == "reviews"
     data: dict[str, Any] = {"path": options.data, "max_length": 128}

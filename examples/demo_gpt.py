@@ -70,8 +70,8 @@ BEGINNINGS = {"sotu": "The people of the United States", "mgm": "<bos> g__Bacter
 
 def configuration(options: argparse.Namespace) -> Any:
     """The run's :class:`DistillConfig`."""
+    from hf_attn_ext._util.settings import apply_overrides
     from hf_attn_ext.training import DistillConfig
-    from hf_attn_ext.training.config_files import apply_overrides
 
     make = {"sotu": sotu_settings, "mgm": mgm_settings}.get(options.model, other_settings)
     settings = make(options)
@@ -116,7 +116,7 @@ def start_sotu(folder: Path, texts: Path, seed: int) -> Path:
     from benchmarks.studies.train_sotu_gpt.__main__ import build_parser
     from benchmarks.studies.train_sotu_gpt.corpus import train_tokenizer
     from benchmarks.studies.train_sotu_gpt.models import stock_model
-    from hf_attn_ext.training.files import new_folder
+    from hf_attn_ext._util.files import new_folder
 
     if not folder.is_dir():
         sizes = build_parser().parse_args(["--context", "128", "--local-window", "0", "--initializer-range", "0.02"])

@@ -1,4 +1,4 @@
-"""The one exception for users' mistakes, and helpers for its message: the nearest valid name, a value in few words."""
+"""The exception for users' mistakes, and helpers for its message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class AttnExtError(ValueError):
-    """A mistake that the caller can mend.
+    """A mistake that the caller can correct.
 
     The message is one line: what is wrong, the value, and what to do. The command line prints it without a
     traceback and exits with code 2.
@@ -41,6 +41,16 @@ def short(value: object) -> str:
     """
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # a number of 5,000 digits has none, and a message must not fail
+    except Exception:  # Python refuses to print a number of 5,000 digits, and a message must not fail
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message that is not blank, or the name of its class.
+
+    Example:
+        >>> first_line(ValueError("\\nno such file\\nmore")), first_line(KeyError())
+        ('no such file', 'KeyError')
+    """
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

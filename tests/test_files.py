@@ -5,32 +5,32 @@ import threading
 
 import pytest
 
-from hf_attn_ext._util.files import write_text, written_beside
+from hf_attn_ext._util.files import atomic_write, write_text
 from hf_attn_ext.errors import AttnExtError
 
 
 def test_the_old_text_or_the_new(tmp_path):
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    with pytest.raises(KeyError), written_beside(path) as beside:
+    with pytest.raises(KeyError), atomic_write(path) as beside:
         beside.write_text("ne")
         raise KeyError("of the caller")
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
-    with written_beside(str(path)) as beside:
+    with atomic_write(str(path)) as beside:
         beside.write_text("new")
         assert path.read_text() == "old" and beside.parent == tmp_path
     assert path.read_text() == "new" and os.listdir(tmp_path) == ["a.txt"]
 
 
 def test_an_interruption_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt), written_beside(tmp_path / "a.txt") as beside:
+    with pytest.raises(KeyboardInterrupt), atomic_write(tmp_path / "a.txt") as beside:
         beside.write_text("ha")
         raise KeyboardInterrupt
     assert not os.listdir(tmp_path)
 
 
 def test_files_written_at_once_do_not_meet(tmp_path):
-    with written_beside(tmp_path / "a") as one, written_beside(tmp_path / "b") as other:
+    with atomic_write(tmp_path / "a") as one, atomic_write(tmp_path / "b") as other:
         one.write_text("a")
         other.write_text("b")
     assert (tmp_path / "a").read_text() == "a" and (tmp_path / "b").read_text() == "b"
@@ -63,5 +63,5 @@ def test_what_the_system_refuses_is_one_line(tmp_path):
 
 
 def test_nothing_was_written(tmp_path):
-    with pytest.raises(AttnExtError, match="cannot write"), written_beside(tmp_path / "a"):
+    with pytest.raises(AttnExtError, match="cannot write"), atomic_write(tmp_path / "a"):
         pass

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.assets import AssetError, ensure
-from hf_attn_ext._util.files import write_text, written_beside
+from hf_attn_ext._util.files import atomic_write, write_text
 from hf_attn_ext.errors import AttnExtError, suggest
 
 # name: (num_features for 128 features, or 136; learning rates of stage 1 to choose from)
@@ -82,7 +82,7 @@ def write_pages(folder: Path, length: int, budget: dict[str, int]) -> None:
             if len(pages) == size:
                 break
         folder.mkdir(parents=True, exist_ok=True)
-        with written_beside(target) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
+        with atomic_write(target) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["text", "page", "label", "movie"])
             writer.writeheader()
             writer.writerows(pages)
@@ -284,7 +284,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
                 axis.axvline(base["control"], color="#b23b3b", linestyle=":", label="control")
                 axis.set_xlim(left=min(0, *means))
                 axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2, frameon=False)
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         figure.savefig(beside, format="png", dpi=130)
     plt.close(figure)
 

@@ -40,7 +40,7 @@ from benchmarks.studies.common.corpora import (
     read_texts,
 )
 from benchmarks.studies.common.hidden_states import batches, hidden_states, relative_error
-from hf_attn_ext._util.files import write_text, written_beside
+from hf_attn_ext._util.files import atomic_write, write_text
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.families import output_projection
 from hf_attn_ext.integration.base_models.readable_layers import capturable_layers
@@ -173,7 +173,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_ylabel("relative error of the last hidden states", fontsize=9)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         figure.savefig(beside, format="png", dpi=130)
 
 

@@ -1,14 +1,15 @@
-"""Whether a run has the processes that were asked for."""
+"""Runs of several processes: check their number, and stop all of them together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from hf_attn_ext.errors import AttnExtError
 
 
 def check_processes(wanted: int | None, running: int, environment: Mapping[str, str], two_on_cpu: str) -> None:
-    """Raise :class:`AttnExtError` if the run was asked for another number of processes than it got.
+    """Check that a run has the number of processes that was asked for.
 
     ``accelerate launch --cpu --num_processes 2`` starts a single process unless MPI is set up; it then leaves an
     address to meet at (``MASTER_ADDR``) but no ``WORLD_SIZE``. torchrun on a machine without a GPU sets ``WORLD_SIZE``,
@@ -16,9 +17,12 @@ def check_processes(wanted: int | None, running: int, environment: Mapping[str, 
 
     Args:
         wanted: the configuration's ``processes``.
-        running: what the accelerator says.
+        running: the accelerator's number of processes.
         environment: the process's environment variables.
         two_on_cpu: the command that starts two processes on a CPU, for the message.
+
+    Raises:
+        AttnExtError: the numbers differ, or the launcher started processes that do not know of each other.
     """
     if wanted is not None:
         if wanted != running:
@@ -40,3 +44,27 @@ def check_processes(wanted: int | None, running: int, environment: Mapping[str, 
             "accelerate launch was asked for several processes but started one (on CPU it needs MPI). Use "
             f"{two_on_cpu}; or, if one process is meant, set 'processes: 1'"
         )
+
+
+def check_on_main(check: Callable[[], object], state: Any) -> None:
+    """Call ``check`` on the main process, and raise its error on every process, so that none waits for the others.
+
+    Args:
+        check: called without arguments; raises :class:`AttnExtError` for a mistake.
+        state: accelerate's ``Accelerator`` or ``PartialState``.
+
+    Raises:
+        AttnExtError: that of ``check``, on every process.
+    """
+    problem = None
+    if state.is_main_process:
+        try:
+            check()
+        except AttnExtError as error:
+            problem = str(error)
+    if state.num_processes > 1:
+        from accelerate.utils import broadcast_object_list
+
+        problem = broadcast_object_list([problem])[0]
+    if problem:
+        raise AttnExtError(problem)

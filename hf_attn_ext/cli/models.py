@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext._util.files import read_json_object
+from hf_attn_ext.errors import AttnExtError, first_line
 from hf_attn_ext.hub.facts import names_of
-from hf_attn_ext.hub.files import TOKENIZER_FILES, read_json
+from hf_attn_ext.hub.files import TOKENIZER_FILES
 
 
 def quiet() -> None:
@@ -103,7 +104,7 @@ def load_any(name: str, head: bool = True) -> Any:
     """
     _check_local(name)
     folder = Path(name).expanduser()
-    if folder.is_dir() and isinstance(read_json(folder / "config.json").get("attn_ext"), dict):
+    if folder.is_dir() and isinstance(read_json_object(folder / "config.json").get("attn_ext"), dict):
         return load_converted(name)
     model, missing = load_model(name)
     if not head:
@@ -132,7 +133,7 @@ def _check_local(name: str) -> None:
         raise AttnExtError(f"{name!r} is a file; name the folder of a model")
     if not (path / "config.json").is_file():
         raise AttnExtError(f"folder {name!r} holds no model: config.json is missing")
-    read_json(path / "config.json")
+    read_json_object(path / "config.json")
 
 
 @contextlib.contextmanager
@@ -149,10 +150,9 @@ def _told(name: str, what: str = "") -> Iterator[None]:
             f"{what}{name!r}: the weights cannot be read (truncated or damaged file): {error}"
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         if not os.path.isdir(name) and isinstance(error, OSError):
             raise AttnExtError(
                 f"{what}{name!r} is no folder here, and could not be fetched from the hub (wrong name, no access, or "
                 "offline)"
             ) from error
-        raise AttnExtError(f"{what}{name!r} cannot be opened: {first}") from error
+        raise AttnExtError(f"{what}{name!r} cannot be opened: {first_line(error)}") from error

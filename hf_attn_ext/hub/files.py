@@ -6,10 +6,9 @@ Optimizer states, checkpoints, logs, training data and caches are never named he
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from pathlib import Path
 
+from hf_attn_ext._util.files import read_json_object, sha256
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.names import MANIFEST
 
@@ -48,34 +47,6 @@ class UploadFile:
     sha256: str
 
 
-def read_json(path: Path) -> dict:
-    """Read a JSON object.
-
-    Raises:
-        AttnExtError: the file is missing, unreadable, not JSON, or not an object; the message has its path.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise AttnExtError(f"{path} is missing") from None
-    except OSError as error:
-        raise AttnExtError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise AttnExtError(f"{path} is not valid JSON (truncated or edited?): {error}") from error
-    if not isinstance(content, dict):
-        raise AttnExtError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
-
-
-def sha256_of(path: Path) -> str:
-    """Return the hexadecimal SHA-256 digest of a file, read in blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def check_folder(folder: str | Path) -> tuple[Path, dict]:
     """Return ``(path, config)`` of a converted model's folder.
 
@@ -87,7 +58,7 @@ def check_folder(folder: str | Path) -> tuple[Path, dict]:
         raise AttnExtError(f"there is no folder {str(folder)!r}; name the folder of a converted model")
     if not (path / "config.json").is_file():
         raise AttnExtError(f"folder {str(folder)!r} holds no model: config.json is missing")
-    config = read_json(path / "config.json")
+    config = read_json_object(path / "config.json")
     if not isinstance(config.get("attn_ext"), dict):
         model_type = config.get("model_type")
         raise AttnExtError(
@@ -118,7 +89,7 @@ def files_to_upload(folder: str | Path) -> list[UploadFile]:
     _check_weights(path, weights)
     named = {path / name for name in (*MODEL_FILES, *TOKENIZER_FILES, *_shim_files(config))}
     chosen = sorted(weights | {file for file in named if file.is_file()}, key=lambda file: file.name)
-    files = [UploadFile(file.name, file.stat().st_size, sha256_of(file)) for file in chosen]
+    files = [UploadFile(file.name, file.stat().st_size, sha256(file)) for file in chosen]
     _check_manifest(path, files)
     return files
 
@@ -136,7 +107,7 @@ def _shim_files(config: dict) -> set[str]:
 def _check_weights(path: Path, weights: set[Path]) -> None:
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        shards = set((read_json(index).get("weight_map") or {}).values())
+        shards = set((read_json_object(index).get("weight_map") or {}).values())
         missing = sorted(shards - {file.name for file in weights})
         if missing:
             raise AttnExtError(f"folder {str(path)!r} lacks the weight file {missing[0]!r} that its index names")
@@ -148,7 +119,7 @@ def _check_manifest(path: Path, files: list[UploadFile]) -> None:
     """Compare the weights with the digests written when the folder was saved."""
     if not (path / MANIFEST).is_file():
         raise AttnExtError(f"{path / MANIFEST} is missing, so the weights cannot be vouched for; save the model again")
-    manifest = read_json(path / MANIFEST)
+    manifest = read_json_object(path / MANIFEST)
     present = {file.path: file.sha256 for file in files}
     for name, digest in _manifest_digests(manifest).items():
         if name not in present:

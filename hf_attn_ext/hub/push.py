@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.errors import AttnExtError, first_line
 
 from .files import WEIGHTS_PATTERNS, UploadFile, files_to_upload
 
@@ -148,7 +148,7 @@ def _upload(
         # An upload thread's failure arrives as a RuntimeError whose cause says what happened.
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         raise AttnExtError(
-            f"uploading {repo_id!r} to the hub at {api.endpoint} failed: {_first_line(cause)}; nothing was committed"
+            f"uploading {repo_id!r} to the hub at {api.endpoint} failed: {first_line(cause)}; nothing was committed"
         ) from error
     return PushResult(repo_id, files, dry_run=False, url=commit.commit_url, removed=stale)
 
@@ -174,9 +174,4 @@ def _refusal(error: Exception, repo_id: str, endpoint: str) -> str:
             f"{f' (HTTP {status})' if status else ''}: log in with 'hf auth login' or set HF_TOKEN to a token "
             "with write access"
         )
-    return f"the hub at {endpoint} answered HTTP {status} for {repo_id!r}: {_first_line(error)}"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return f"the hub at {endpoint} answered HTTP {status} for {repo_id!r}: {first_line(error)}"

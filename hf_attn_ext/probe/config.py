@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_attn_ext._util.settings import from_mapping
-from hf_attn_ext._util.yaml_files import apply_overrides, read_mapping
+from hf_attn_ext._util.settings import load_settings
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe.corpus.annotate import check_boundaries
 
@@ -136,7 +135,7 @@ class ProbeConfig:
 
 
 def load_probe_config(
-    path: str | Path | None = None, overrides: Iterable[str] = (), given: Mapping[str, Any] | None = None
+    path: str | Path | None = None, overrides: Sequence[str] = (), given: Mapping[str, Any] | None = None
 ) -> ProbeConfig:
     """Read a YAML file into a :class:`ProbeConfig`.
 
@@ -152,11 +151,9 @@ def load_probe_config(
         >>> load_probe_config(given={"model": "m", "texts": ["a.txt"], "out": "o"}).batch_size
         8
     """
-    mapping = apply_overrides(read_mapping(path) if path is not None else {}, overrides)
-    mapping |= given or {}
-    where = str(path) if path is not None else "probe"
     if path is None:
+        named = {setting.partition("=")[0].strip() for setting in overrides} | set(given or {})
         for name, option in {"model": "MODEL", "texts": "--texts FILE", "out": "--out DIR"}.items():
-            if name not in mapping:
+            if name not in named:
                 raise AttnExtError(f"{option} is missing; give it, or a YAML file with --config")
-    return from_mapping(ProbeConfig, mapping, where)
+    return load_settings(ProbeConfig, path, overrides, given, "probe")

@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from hf_attn_ext._util.files import written_beside
-from hf_attn_ext._util.processes import check_processes
+from hf_attn_ext._util.files import atomic_write
+from hf_attn_ext._util.processes import check_on_main, check_processes
 from hf_attn_ext._util.progress import Progress
+from hf_attn_ext._util.versions import versions
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.fingerprint import fingerprint
 from hf_attn_ext.integration.base_models.readable_layers import Layer, max_tokens
@@ -23,7 +24,7 @@ from hf_attn_ext.probe.corpus.corpus import Corpus, read_corpus
 from hf_attn_ext.probe.corpus.cutting import Cut, by_tokens, by_words, whole_texts
 from hf_attn_ext.probe.report.browser import browse, choose_texts
 from hf_attn_ext.probe.report.figures import draw, save_figures
-from hf_attn_ext.probe.report.report import versions, write_report
+from hf_attn_ext.probe.report.report import write_report
 
 from .config import FREE, ProbeConfig
 from .options import special_ids
@@ -32,6 +33,7 @@ from .results import ProbeStatistics
 from .run_folder import RunFolder
 
 TWO_ON_CPU = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m hf_attn_ext.cli probe ..."
+PACKAGES = ("hf-attn-ext", "torch", "transformers", "tokenizers", "sentencex", "numpy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +106,7 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
     _check_pairs(model, tokenizer, config, corpus)
     folder = RunFolder(config.out, state.process_index, state.num_processes)
     identity = _identity(model, probe.layers, tokenizer, config, corpus, state.num_processes)
-    _claim(folder, identity, state)
+    check_on_main(lambda: folder.claim(identity), state)
     mine, documents = (each[state.process_index :: state.num_processes] for each in (corpus.texts, corpus.documents))
     saved, done = folder.load()
     if saved is not None:
@@ -174,7 +176,7 @@ def write_rows(statistics: ProbeStatistics, path: Path) -> None:
     import pyarrow.parquet
 
     table = pyarrow.Table.from_pylist(statistics.rows())
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         pyarrow.parquet.write_table(table, beside)
 
 
@@ -197,7 +199,7 @@ def provenance(run: ProbeRun, model: nn.Module) -> dict[str, Any]:
         "command": config.command(),
         "longest text": f"{config.max_length or max_tokens(model) or 'any'} tokens"
         + (", longer ones cut" if config.truncation else ""),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions(*PACKAGES).items()),
     }
 
 
@@ -213,22 +215,6 @@ def _processes() -> Any:
     from accelerate.utils import parse_flag_from_env
 
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
-
-
-def _claim(folder: RunFolder, identity: dict[str, Any], state: Any) -> None:
-    """Let the first process claim the folder; all stop where it may not."""
-    problem = None
-    if state.is_main_process:
-        try:
-            folder.claim(identity)
-        except AttnExtError as error:
-            problem = str(error)
-    if state.num_processes > 1:  # the others would wait for the first
-        from accelerate.utils import broadcast_object_list
-
-        problem = broadcast_object_list([problem])[0]
-    if problem:
-        raise AttnExtError(problem)
 
 
 def _identity(

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from hf_attn_ext._util.files import as_path, write_text, written_beside
+from hf_attn_ext._util.files import TEMPORARY, as_path, atomic_write, read_json, sweep, write_json
 from hf_attn_ext.errors import AttnExtError, short
 
 MARKER = "probe.json"
 _PARTS = ("sums", "plain")
 _HEAD = ("settings", "counts", "origins", "model")
-_BESIDE = ".hf-attn-ext-"  # how the names of files that are being written begin
 
 
 class RunFolder:
@@ -46,7 +45,7 @@ class RunFolder:
             raise AttnExtError(f"output folder {str(self.root)!r} is a file; name a new folder")
         try:
             names = (path.name for path in self.root.iterdir()) if self.root.is_dir() else ()
-            others = sorted(name for name in names if not name.startswith(_BESIDE))
+            others = sorted(name for name in names if not name.startswith(TEMPORARY))
         except OSError as error:
             raise AttnExtError(f"cannot read {str(self.root)!r}: {error.strerror or error}") from error
         if marker.is_file():
@@ -58,16 +57,15 @@ class RunFolder:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             if not marker.is_file():
-                write_text(marker, json.dumps(identity, indent=2, ensure_ascii=False) + "\n")
+                write_json(marker, identity)
             self.state.parent.mkdir(exist_ok=True)
-            for left in self.root.rglob(f"{_BESIDE}*"):  # half-written by a killed run
-                left.unlink(missing_ok=True)
+            sweep(self.root, recursive=True)
         except OSError as error:
             raise AttnExtError(f"cannot write {str(self.root)!r}: {error.strerror or error}") from error
 
     def _check_same(self, marker: Path, identity: dict[str, Any]) -> None:
         try:
-            known = json.loads(marker.read_text(encoding="utf-8"))
+            known = read_json(marker)
             different = [name for name in {**known, **identity} if known.get(name) != identity.get(name)]
         except (OSError, ValueError, TypeError) as error:
             raise AttnExtError(f"file {str(marker)!r} is damaged: {error}; delete the folder to start anew") from error
@@ -82,7 +80,7 @@ class RunFolder:
         """Write a probe's ``state_dict`` and how many of this process's texts it has seen."""
         arrays = {f"{part}:{name}": value for part in _PARTS for name, value in state[part].items()}
         head = json.dumps({"done": done, **{name: state[name] for name in _HEAD}})
-        with written_beside(self.state) as beside, beside.open("wb") as file:
+        with atomic_write(self.state) as beside, beside.open("wb") as file:
             np.savez(file, head=np.array(head), **arrays)
 
     def load(self) -> tuple[dict[str, Any] | None, int]:

@@ -14,8 +14,8 @@ from .config import (
     TaskConfig,
     TrackingConfig,
     TrainConfig,
+    load_config,
 )
-from .config_files import load_config
 from .pipeline import DistillResult, distill
 from .results import results_table
 from .stages.finetune import evaluate_task

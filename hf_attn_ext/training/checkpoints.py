@@ -1,4 +1,4 @@
-"""Checkpoints of a running stage: written aside, renamed when whole, the last few and the best kept.
+"""Checkpoints of a running stage: written atomically; the last few and the best stay.
 
 A checkpoint holds everything the next step depends on: weights, optimizer, gradient scaler, the random states of
 every process, and the loop's own numbers. The data position needs no state: it follows from the step.
@@ -16,9 +16,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from hf_attn_ext._util.files import read_json, remove_folder, replace_folder, sweep, temporary_path, write_json
 from hf_attn_ext.errors import AttnExtError
-
-from .files import read_json, remove, replace_folder, sweep, temporary, write_json
 
 
 @dataclasses.dataclass
@@ -54,7 +53,7 @@ class CheckpointStore:
 
     Args:
         folder: holds ``step-00000010`` and so on.
-        keep: number of most recent checkpoints that stay, beside the best.
+        keep: number of most recent checkpoints that stay, in addition to the best.
         accelerator: for the main process and the barriers.
     """
 
@@ -75,22 +74,22 @@ class CheckpointStore:
     def save(self, state: LoopState, stage: Stateful) -> None:
         """Write the checkpoint of ``state.step``, then drop what is neither recent nor the best."""
         final = self.path(state.step)
-        beside = temporary(final)
+        temporary = temporary_path(final, final.name)  # the same on every process
         if self.accelerator.is_main_process:
-            beside.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir(parents=True, exist_ok=True)
         self.accelerator.wait_for_everyone()
-        stage.save_state(beside)
-        torch.save(_random_states(), beside / f"random-{self.accelerator.process_index}.pt")
+        stage.save_state(temporary)
+        torch.save(_random_states(), temporary / f"random-{self.accelerator.process_index}.pt")
         if self.accelerator.is_main_process:
             window = {name: float(value) for name, value in state.window.items()}
-            write_json(beside / "loop.json", dataclasses.asdict(dataclasses.replace(state, window=window)))
+            write_json(temporary / "loop.json", dataclasses.asdict(dataclasses.replace(state, window=window)))
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            replace_folder(beside, final)
+            replace_folder(temporary, final)
             recent = self.steps()[-self.keep :]
             for step in self.steps():
                 if step not in recent and step != state.best_step:
-                    remove(self.path(step))
+                    remove_folder(self.path(step))
         self.accelerator.wait_for_everyone()
 
     def load(self, step: int, stage: Stateful) -> LoopState:
@@ -114,7 +113,7 @@ class CheckpointStore:
     def clear(self) -> None:
         """Delete all checkpoints of the stage."""
         if self.accelerator.is_main_process:
-            remove(self.folder)
+            remove_folder(self.folder)
         self.accelerator.wait_for_everyone()
 
 

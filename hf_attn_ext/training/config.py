@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
-from hf_attn_ext._util.settings import from_mapping
+from hf_attn_ext._util.settings import from_mapping, load_settings
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError, suggest
 
@@ -286,6 +287,24 @@ class DistillConfig:
     def from_dict(cls, mapping: Mapping[str, Any], where: str = "distill config") -> DistillConfig:
         """Build from nested dictionaries; a wrong field raises :class:`AttnExtError` naming it."""
         return from_mapping(cls, mapping, where)
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> DistillConfig:
+    """Read a YAML file into a :class:`DistillConfig`.
+
+    Args:
+        path: the file.
+        overrides: settings such as ``"stage1.steps=10"`` that win over the file.
+
+    Raises:
+        AttnExtError: no such file, not valid YAML, an unknown field (the nearest name is suggested), or a value of the
+            wrong type.
+
+    Example:
+        >>> load_config("configs/distill/quick.yaml", ["seed=1"]).seed  # doctest: +SKIP
+        1
+    """
+    return load_settings(DistillConfig, path, overrides)
 
 
 _LIMITS = {  # dotted field, where * is any section: (smallest, largest)

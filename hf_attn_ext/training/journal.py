@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
-from .files import temporary
+from hf_attn_ext._util.files import write_text
 
 
 class Journal:
@@ -53,9 +52,7 @@ class Journal:
             late = record["step"] > step or record["kind"] == "final"
             if not (record["stage"] == stage and late):
                 kept.append(line)
-        beside = temporary(self.path)
-        beside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        os.replace(beside, self.path)
+        write_text(self.path, "".join(line + "\n" for line in kept))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

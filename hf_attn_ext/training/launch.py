@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 from accelerate.utils import parse_flag_from_env
 
-from hf_attn_ext._util import processes
-from hf_attn_ext.errors import AttnExtError, suggest
+from hf_attn_ext._util.processes import check_processes
+from hf_attn_ext.errors import AttnExtError, first_line, suggest
 
 from .config import DistillConfig
 
@@ -42,8 +42,8 @@ def make_accelerator(config: DistillConfig, trackers: Sequence[GeneralTracker] =
                 f"field 'mixed_precision': this Python process has run with another precision than "
                 f"{precision!r}; start the run in a new process"
             ) from error
-        raise AttnExtError(f"field 'mixed_precision': {str(error).splitlines()[0]}") from error
-    check_processes(config.processes, accelerator.num_processes, os.environ)
+        raise AttnExtError(f"field 'mixed_precision': {first_line(error)}") from error
+    check_processes(config.processes, accelerator.num_processes, os.environ, TWO_ON_CPU)
     if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise AttnExtError(
             "field 'mixed_precision': fp16 training needs a GPU (no gradient scaling on CPU); use bf16 or no"
@@ -63,11 +63,6 @@ def computes_in_bf16() -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return any(check() for check in checks if check is not None)
-
-
-def check_processes(wanted: int | None, running: int, environment: Mapping[str, str]) -> None:
-    """:func:`hf_attn_ext._util.processes.check_processes`, with this floor's command."""
-    processes.check_processes(wanted, running, environment, TWO_ON_CPU)
 
 
 def _check_trackers(names: list[str]) -> None:

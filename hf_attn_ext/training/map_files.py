@@ -7,9 +7,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from hf_attn_ext._util.files import new_folder
 from hf_attn_ext.integration import converted_layers
-
-from .files import new_folder
 
 
 def save_maps(target: Path, model: nn.Module, scales: dict[str, Tensor]) -> None:

@@ -17,6 +17,7 @@ from accelerate.utils import broadcast, set_seed
 from torch import nn
 from transformers.utils import logging as host_logging
 
+from hf_attn_ext._util.files import new_folder, read_json, remove_folder, write_json
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration import calibrate, convert, converted_layers, freeze_all_but_feature_maps
@@ -29,9 +30,7 @@ from hf_attn_ext.training.stages.transfer import TransferStage, evaluate_transfe
 
 from . import map_files
 from . import metrics as task_metrics
-from .config import DistillConfig, TaskConfig
-from .config_files import load_config
-from .files import new_folder, read_json, remove, write_json
+from .config import DistillConfig, TaskConfig, load_config
 from .journal import Journal, flat
 from .launch import make_accelerator
 from .loop import number_of_steps, train
@@ -386,7 +385,7 @@ class _Run:
     def clear(self, stage: str) -> None:
         """Delete a finished stage's checkpoints."""
         if self.accelerator.is_main_process:
-            remove(self.folder.checkpoints(stage))
+            remove_folder(self.folder.checkpoints(stage))
         self.accelerator.wait_for_everyone()
 
     def say(self, text: str) -> None:

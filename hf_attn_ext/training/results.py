@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from rich.table import Table
 
+from hf_attn_ext._util.versions import versions
 from hf_attn_ext.training.data.loading import TaskData
 
 from . import metrics as task_metrics
@@ -72,7 +71,7 @@ def collect(
         "processes": folder.accelerator.num_processes,
         "mixed_precision": folder.accelerator.mixed_precision,
         "device": _device(folder),
-        "versions": versions(),
+        "versions": versions(*PACKAGES),
         "config": config.to_dict(),
     }
     report.update(_gap(report["scores"], folder, data, metric))
@@ -101,17 +100,6 @@ def _gap(scores: Mapping[str, Any], folder: RunFolder, data: TaskData, metric: s
         result["gap_standard_error"] = error
         result["gap_is_clear"] = gap > 2 * error
     return result
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that numbers depend on."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _device(folder: RunFolder) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 
+from hf_attn_ext._util.files import TEMPORARY, atomic_write, read_json, remove_folder, sweep, write_json
+from hf_attn_ext._util.processes import check_on_main
 from hf_attn_ext.errors import AttnExtError
 
 from .config import DistillConfig, difference
-from .files import read_json, remove, sweep, temporary, write_json
 
 MARKER = "distill.json"
 
@@ -50,16 +50,7 @@ class RunFolder:
             AttnExtError: the folder holds something else, or a run with another configuration (the field is named).
         """
         root = Path(config.output.folder)
-        problem = None
-        if accelerator.is_main_process:
-            try:
-                _check(root, config, accelerator.num_processes)
-            except AttnExtError as error:
-                problem = str(error)
-        if accelerator.num_processes > 1:  # all must stop, or the others would wait for the first
-            problem = broadcast_object_list([problem])[0]
-        if problem:
-            raise AttnExtError(problem)
+        check_on_main(lambda: _check(root, config, accelerator.num_processes), accelerator)
         return cls(root, accelerator)
 
     def claim(self, config: DistillConfig) -> None:
@@ -115,10 +106,8 @@ class RunFolder:
         if self.accelerator.is_main_process:
             path = self.root / "logits" / f"{name}.npy"
             path.parent.mkdir(exist_ok=True)
-            beside = temporary(path)
-            with beside.open("wb") as file:
+            with atomic_write(path) as temporary, temporary.open("wb") as file:
                 np.save(file, logits)
-            beside.replace(path)
         self.accelerator.wait_for_everyone()
 
     def logits(self, name: str) -> np.ndarray | None:
@@ -129,7 +118,7 @@ class RunFolder:
         """Delete what only a resumption needed."""
         if self.accelerator.is_main_process:
             for name in ("checkpoints", "phases"):
-                remove(self.root / name)
+                remove_folder(self.root / name)
             sweep(self.root)
         self.accelerator.wait_for_everyone()
 
@@ -150,8 +139,9 @@ def _check(root: Path, config: DistillConfig, processes: int) -> None:
                 f"{after!r}; choose another output.folder, or delete this one"
             )
         return
-    # a run that was killed while it claimed the folder has left only this
-    others = [path.name for path in root.iterdir() if path != temporary(marker)] if root.is_dir() else []
+    # a run that was killed while it claimed the folder has left only temporary files
+    names = (path.name for path in root.iterdir()) if root.is_dir() else ()
+    others = [name for name in names if not name.startswith(TEMPORARY)]
     if others:
         first = sorted(others)[0]
         raise AttnExtError(

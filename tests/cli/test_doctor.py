@@ -32,14 +32,14 @@ def test_a_sound_installation(run):
 
 
 def test_an_unsupported_version_is_named(run, monkeypatch):
-    version = doctor_module._version
-    monkeypatch.setattr(doctor_module, "_version", lambda n: "4.0.0" if n == "transformers" else version(n))
+    version = doctor_module.version
+    monkeypatch.setattr(doctor_module, "version", lambda n: "4.0.0" if n == "transformers" else version(n))
     assert "transformers 4.0.0" in run("doctor").mistake()
 
 
 def test_a_missing_package_is_named(run, monkeypatch):
-    version = doctor_module._version
-    monkeypatch.setattr(doctor_module, "_version", lambda n: None if n == "peft" else version(n))
+    version = doctor_module.version
+    monkeypatch.setattr(doctor_module, "version", lambda n: None if n == "peft" else version(n))
     assert "peft is missing" in run("doctor").mistake()
 
 

@@ -93,7 +93,7 @@ def test_mistakes_name_the_file_and_the_place(tmp_path, name, content, said):
 
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(AttnExtError, match="no UTF-8"):
+    with pytest.raises(AttnExtError, match="not UTF-8"):
         read_corpus([str(tmp_path / "a.txt")])
     with pytest.raises(AttnExtError, match="is a folder"):
         read_corpus([str(tmp_path)])

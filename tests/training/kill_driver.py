@@ -13,7 +13,8 @@ import time
 
 import torch
 
-from hf_attn_ext.training import checkpoints, distill, files, loop, pipeline
+from hf_attn_ext._util import files
+from hf_attn_ext.training import checkpoints, distill, loop, pipeline
 from hf_attn_ext.training.stages import finetune, transfer
 
 SIGNAL = signal.SIGKILL

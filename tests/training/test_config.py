@@ -75,7 +75,7 @@ def test_every_field_is_documented(kind):
         (["kernel.kernel=flexformer_n", "kernel.kernel_options={rho: x}"], ["'rho'", "'x'"]),
         (["processes=0"], ["'processes'", "0"]),
         (["stage1"], ["'stage1'", "section.field=value"]),
-        (["seed.deep=1"], ["seed", "no section"]),
+        (["seed.deep=1"], ["seed", "not a section"]),
     ],
 )
 def test_mistakes_are_one_line_with_the_field_and_the_value(tmp_path, settings, said):
@@ -109,7 +109,7 @@ def test_files_that_are_no_config(tmp_path):
     with pytest.raises(AttnExtError, match=r"config.yaml.*UTF-8"):
         load_config(path)
     path.write_text("? [a, b]\n: 3\n")
-    with pytest.raises(AttnExtError, match=r"\['a', 'b'\] in line 1 is no name"):
+    with pytest.raises(AttnExtError, match=r"\['a', 'b'\] in line 1 is not a name"):
         load_config(path)
 
 

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from transformers import RobertaForSequenceClassification
 
 from hf_attn_ext import AttnExtError
+from hf_attn_ext._util.processes import check_processes
 from hf_attn_ext.training import distill
-from hf_attn_ext.training.launch import check_processes
+from hf_attn_ext.training.launch import TWO_ON_CPU
 from hf_attn_ext.training.stages.finetune import _freeze_unused
 from tests.training import small
 
@@ -101,7 +102,7 @@ def test_processes_that_run_alone_stop(root):
 )
 def test_a_wrong_number_of_processes_is_told(wanted, running, environment, said):
     with pytest.raises(AttnExtError, match=said):
-        check_processes(wanted, running, environment)
+        check_processes(wanted, running, environment, TWO_ON_CPU)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_wrong_number_of_processes_is_told(wanted, running, environment, said)
     ],
 )
 def test_a_right_number_passes(wanted, running, environment):
-    check_processes(wanted, running, environment)
+    check_processes(wanted, running, environment, TWO_ON_CPU)
 
 
 def test_accelerate_launch_with_two_cpu_processes_stops(root):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_attn_ext._util.files import written_beside
+from hf_attn_ext._util.files import atomic_write
 
 from .contestants import BOTH, CONTROL, FLEXFORMER, OTHER, PACKAGE, PASSES, SOFTMAX
 from .summary import Rows
@@ -165,5 +165,5 @@ def _legend(figure: Any, artists: list[Any], labels: list[str], title: str | Non
 
 
 def _save(figure: Any, path: Path) -> None:
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         figure.savefig(beside, format="png", dpi=130)

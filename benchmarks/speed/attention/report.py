@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.speed.measuring.figures import Crossover
-from hf_attn_ext._util.files import write_text
+from hf_attn_ext._util.files import write_json
 from hf_attn_ext.errors import AttnExtError
 
 from .contestants import PASSES
@@ -34,7 +33,7 @@ def check_folder(folder: Path) -> Path:
 
 def write_report(report: Report, path: Path) -> None:
     """Write JSON, whole or not at all."""
-    write_text(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
+    write_json(path, report, indent=1)
 
 
 def heading(report: Report) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hf_attn_ext._util.versions import version
 from hf_attn_ext.errors import AttnExtError, suggest
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -45,12 +45,6 @@ def set_threads(threads: int | None) -> int:
 
 def describe_machine(device: str) -> dict[str, Any]:
     """Processor, threads, memory in bytes, device, and versions."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -58,7 +52,10 @@ def describe_machine(device: str) -> dict[str, Any]:
         "memory": _memory(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "system": platform.platform(),
-        "versions": versions,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) or "not installed" for name in PACKAGES},
+        },
     }
 
 

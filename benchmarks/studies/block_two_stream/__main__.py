@@ -135,8 +135,7 @@ def run(
     from benchmarks.studies.common.objectives import NextToken
     from benchmarks.studies.common.summary import mean_loss
     from benchmarks.studies.common.training import tidy, token_losses
-    from hf_attn_ext._util.files import written_beside
-    from hf_attn_ext.training.files import new_folder, read_json, write_json
+    from hf_attn_ext._util.files import atomic_write, new_folder, read_json, write_json
 
     here = run_folder(options, attention, training, seed)
     claim(here, {**settings_of(options, CHOSEN), "rate": lr})
@@ -163,7 +162,7 @@ def run(
         hax.set_mask(model, None)
         following = token_losses(model, texts.test, NextToken(tokenizer), accelerator.device)
     result |= {"next_token": mean_loss(following), "parameters": model.num_parameters()}
-    with written_beside(here / "losses.npz") as beside, open(beside, "wb") as file:
+    with atomic_write(here / "losses.npz") as beside, open(beside, "wb") as file:
         np.savez(file, as_trained=own, next_token=following)
     write_json(here / "result.json", result)
     tidy(here)
@@ -177,7 +176,7 @@ def with_speeds(
 
     Measured once all models are trained, in one stretch of time; read where all were measured before.
     """
-    from hf_attn_ext.training.files import read_json, write_json
+    from hf_attn_ext._util.files import read_json, write_json
 
     from .generation import prompt_of, tokens_per_second, write_blocks, write_tokens
 

@@ -49,7 +49,7 @@ def stock_folder(
         return ensure("mgm")
     from benchmarks.studies.common.objectives import NextToken
     from benchmarks.studies.train_sotu_gpt.models import stock_model
-    from hf_attn_ext.training.files import new_folder
+    from hf_attn_ext._util.files import new_folder
 
     folder = Path(options.out) / "start" / f"seed-{seed}"
     claim(folder, settings)

@@ -144,9 +144,8 @@ def run(
     from benchmarks.studies.common.summary import mean_loss
     from benchmarks.studies.common.texts import matrix
     from benchmarks.studies.common.training import tidy
-    from hf_attn_ext._util.files import written_beside
+    from hf_attn_ext._util.files import atomic_write, new_folder, read_json, write_json
     from hf_attn_ext.inference import butterfly_score
-    from hf_attn_ext.training.files import new_folder, read_json, write_json
 
     from .scoring import cloze_passes, masked_passes, timed
 
@@ -176,7 +175,7 @@ def run(
     else:
         scores, result["seconds_a_text"] = timed(masked_passes, model, ids, tokenizer.mask_token_id)
     result |= {"pseudo": mean_loss(-scores), "parameters": model.num_parameters()}
-    with written_beside(here / "scores.npy") as beside, open(beside, "wb") as file:
+    with atomic_write(here / "scores.npy") as beside, open(beside, "wb") as file:
         np.save(file, scores)
     write_json(here / "result.json", result)
     tidy(here)

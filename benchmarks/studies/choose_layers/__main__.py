@@ -41,7 +41,7 @@ from benchmarks.studies.common.corpora import (
 )
 from benchmarks.studies.common.hidden_states import batches, hidden_states, relative_error
 from benchmarks.studies.common.options import numbers_of, seeds_of
-from hf_attn_ext._util.files import write_text, written_beside
+from hf_attn_ext._util.files import atomic_write, write_text
 
 from .stage1 import stage1, trained_maps
 
@@ -258,7 +258,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         figure.savefig(beside, format="png", dpi=130)
 
 

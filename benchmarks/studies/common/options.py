@@ -51,7 +51,7 @@ def settings_of(options: argparse.Namespace, chosen: tuple[str, ...]) -> dict[st
 
 def claim(folder: Path, settings: dict[str, Any]) -> None:
     """Write ``settings.json``; raise AttnExtError where the folder's runs had others, or nothing can be written."""
-    from hf_attn_ext.training.files import read_json, write_json
+    from hf_attn_ext._util.files import read_json, write_json
 
     path = folder / "settings.json"
     known = read_json(path) if path.is_file() else settings

@@ -37,7 +37,7 @@ def chosen_rate(rates: list[float], loss_at: Callable[[float, Path], float], fol
     Raises:
         AttnExtError: no rate has a finite loss.
     """
-    from hf_attn_ext.training.files import read_json, write_json
+    from hf_attn_ext._util.files import read_json, write_json
 
     from .training import tidy
 

@@ -70,15 +70,14 @@ def write_report(
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from hf_attn_ext._util.files import write_text, written_beside
-    from hf_attn_ext.training.files import write_json
+    from hf_attn_ext._util.files import atomic_write, write_json, write_text
     from hf_attn_ext.training.results import versions
 
     found = versions()
     write_json(out / "results.json", {**content, "texts": str(texts), "versions": found})
     write_text(out / "results.md", "\n".join(lines) + "\n")
     figure = draw(plt)
-    with written_beside(out / "results.png") as beside:
+    with atomic_write(out / "results.png") as beside:
         figure.savefig(beside, format="png", dpi=130)
     plt.close(figure)
     print(f"{title}: {texts}")

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hf_attn_ext._util.files import remove_folder
 from hf_attn_ext.integration import butterfly_embeddings, converted_layers
 from hf_attn_ext.training import Stage2Config
 from hf_attn_ext.training.data.encoding import evaluation_batches
-from hf_attn_ext.training.files import remove
 from hf_attn_ext.training.journal import Journal
 from hf_attn_ext.training.loop import train
 from hf_attn_ext.training.stages.finetune import TaskStage
@@ -151,4 +151,4 @@ def fit(
 
 def tidy(folder: Path) -> None:
     """Delete the checkpoints of a finished run."""
-    remove(folder / "checkpoints")
+    remove_folder(folder / "checkpoints")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_attn_ext.training.files import new_folder
+from hf_attn_ext._util.files import new_folder
 
 
 def write_samples(model: Path, folder: Path, seed: int, count: int) -> Path:

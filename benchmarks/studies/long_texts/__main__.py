@@ -40,9 +40,8 @@ import torch
 import hf_attn_ext as hax
 from benchmarks import checkout_environment
 from benchmarks.assets import AssetError, ensure
-from hf_attn_ext._util.files import write_text, written_beside
+from hf_attn_ext._util.files import atomic_write, new_folder, read_json, write_json, write_text
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.training.files import new_folder, read_json, write_json
 from hf_attn_ext.training.results import versions
 
 from . import data, scores
@@ -308,7 +307,7 @@ class Run:
 
 
 def save(path: Path, array: np.ndarray) -> None:
-    with written_beside(path) as beside, open(beside, "wb") as file:
+    with atomic_write(path) as beside, open(beside, "wb") as file:
         np.save(file, array)
 
 

@@ -102,7 +102,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from hf_attn_ext._util.files import written_beside
+    from hf_attn_ext._util.files import atomic_write
 
     figure, (error, seconds, memory) = plt.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
     for place, (name, (_, colour, line)) in enumerate(CONTESTANTS.items()):
@@ -149,6 +149,6 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axis.set_xticks(ticks, [f"{length:,}" for length in ticks])
         axis.set_xlabel("tokens read")
         axis.grid(alpha=0.25)
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         figure.savefig(beside, format="png", dpi=130)
     plt.close(figure)

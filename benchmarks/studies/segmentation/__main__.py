@@ -28,13 +28,12 @@ import torch
 
 from benchmarks.assets import AssetError, ensure
 from benchmarks.studies.common.options import seeds_of
-from hf_attn_ext._util.files import write_text, written_beside
+from hf_attn_ext._util.files import atomic_write, read_json, write_json, write_text
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.readable_layers import capturable_layers, max_tokens
 from hf_attn_ext.probe.applications.segmentation import SIMILARITIES, sentence_similarities
 from hf_attn_ext.probe.applications.segmentation_scores import segmentation_scores
 from hf_attn_ext.probe.applications.sentence_vectors import SENTENCE, sentence_vectors
-from hf_attn_ext.training.files import read_json, write_json
 from hf_attn_ext.training.results import versions
 
 from . import contestants as contest
@@ -106,7 +105,7 @@ class Run:
             limit = max_tokens(self.model)
             embedded = rivals.embeddings(self.model, self.tokenizer, document.sentences, limit)
             found["embedding"] = embedded.astype(np.float32)
-            with written_beside(path) as beside, open(beside, "wb") as file:
+            with atomic_write(path) as beside, open(beside, "wb") as file:
                 np.savez_compressed(file, **found)
         with np.load(path) as kept:
             return dict(kept)

@@ -96,7 +96,7 @@ def draw(report: dict[str, Any], example: Any, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from hf_attn_ext._util.files import written_beside
+    from hf_attn_ext._util.files import atomic_write
 
     from .contestants import cut_with
 
@@ -132,6 +132,6 @@ def draw(report: dict[str, Any], example: Any, path: Path) -> None:
         bars.set_xlim(0, 0.7)
         bars.grid(axis="x", alpha=0.25)
         bars.tick_params(labelsize=8, labelleft=place == 0)
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         figure.savefig(beside, format="png", dpi=110)
     plt.close(figure)

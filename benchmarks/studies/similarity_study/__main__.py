@@ -33,14 +33,13 @@ from typing import Any
 import torch
 
 from benchmarks.assets import AssetError
-from hf_attn_ext._util.files import write_text
+from hf_attn_ext._util.files import read_json, write_json, write_text
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeConfig, ProbeRun
 from hf_attn_ext.probe.corpus.annotate import annotate
 from hf_attn_ext.probe.report.report import LIMIT, versions
 from hf_attn_ext.probe.run import run_statistics, write_run
 from hf_attn_ext.probe.run_folder import RunFolder
-from hf_attn_ext.training.files import read_json, write_json
 
 from . import data
 from . import page as paging

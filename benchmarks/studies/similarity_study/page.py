@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_attn_ext._util.files import written_beside
+from hf_attn_ext._util.files import atomic_write
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ProbeStatistics
 from hf_attn_ext.probe.report.findings import gaps, percentage
@@ -253,7 +253,7 @@ def draw(study: Study, path: Path) -> None:
         label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         figure.savefig(beside, format="png", dpi=100, metadata={"Software": None})
 
 
@@ -282,13 +282,13 @@ def refresh(page: Path, study: Study, out: Path) -> None:
     shown = []
     for figure, path in pictures.items():
         target = page.with_name(f"{page.stem}-{name}-{figure}.png")
-        with written_beside(target) as beside:
+        with atomic_write(target) as beside:
             shutil.copyfile(path, beside)
         shown.append(f"![{_CAPTIONS[figure]}]({target.name})")
     text = "\n\n".join([begin, markdown(study).strip(), *shown, ""])
     if "\r\n" in old:
         text = text.replace("\n", "\r\n")
-    with written_beside(page) as beside:
+    with atomic_write(page) as beside:
         beside.write_bytes((old[: old.index(begin)] + text + old[old.index(end) :]).encode("utf-8"))
 
 

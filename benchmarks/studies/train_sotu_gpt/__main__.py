@@ -67,8 +67,8 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 def run(name: str, seed: int, options: argparse.Namespace, corpus: Corpus, accelerator: Any) -> dict[str, Any]:
     """Train one model and measure it on the test addresses; a finished run is read from its file."""
     import hf_attn_ext as hax
+    from hf_attn_ext._util.files import new_folder, read_json, remove_folder, write_json
     from hf_attn_ext.training import Stage2Config, metrics
-    from hf_attn_ext.training.files import new_folder, read_json, remove, write_json
     from hf_attn_ext.training.journal import Journal
     from hf_attn_ext.training.loop import train
     from hf_attn_ext.training.stages.finetune import TaskStage, predict, score_logits
@@ -147,7 +147,7 @@ def run(name: str, seed: int, options: argparse.Namespace, corpus: Corpus, accel
             corpus.tokenizer.save_pretrained(target)
     np.save(folder / "losses.npy", rows)
     write_json(folder / "result.json", result)
-    remove(folder / "checkpoints")
+    remove_folder(folder / "checkpoints")
     return result
 
 

@@ -128,7 +128,7 @@ def draw(rows: list[Row], options: argparse.Namespace, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from hf_attn_ext._util.files import written_beside
+    from hf_attn_ext._util.files import atomic_write
 
     by_name = {row.name: row for row in rows}
     softmax, control = by_name["softmax"], by_name[control_name(options)]
@@ -145,7 +145,7 @@ def draw(rows: list[Row], options: argparse.Namespace, path: Path) -> None:
     axis.axvline(control.beyond(softmax).mean, color="#b23b3b", linestyle=":", label=control.name)
     axis.set_xlabel("nats a token beyond softmax on the test addresses, same seeds")
     axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         figure.savefig(beside, format="png", dpi=130)
     plt.close(figure)
 
@@ -154,8 +154,7 @@ def report(
     results: list[dict[str, Any]], options: argparse.Namespace, settings: dict[str, Any], corpus: Corpus
 ) -> None:
     """Write and print what the runs came to."""
-    from hf_attn_ext._util.files import write_text
-    from hf_attn_ext.training.files import write_json
+    from hf_attn_ext._util.files import write_json, write_text
     from hf_attn_ext.training.results import versions
 
     names = list(dict.fromkeys(result["name"] for result in results))

@@ -179,8 +179,8 @@ def run(path: str, overrides: list[str]) -> dict[str, Any]:
     """Train, save, and return the held-out losses."""
     import transformers
 
+    from hf_attn_ext._util.files import new_folder, write_json
     from hf_attn_ext.training.data.loading import load_task_data
-    from hf_attn_ext.training.files import new_folder, write_json
     from hf_attn_ext.training.results import versions
 
     config = read_config(path, overrides)

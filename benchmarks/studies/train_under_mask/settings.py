@@ -59,8 +59,7 @@ class MaskTraining:
 
 def read_config(path: str, overrides: list[str]) -> MaskTraining:
     """Read the file and the settings of ``--set``; raise AttnExtError for what does not fit."""
-    from hf_attn_ext._util.settings import from_mapping
-    from hf_attn_ext._util.yaml_files import apply_overrides, read_mapping
+    from hf_attn_ext._util.settings import apply_overrides, from_mapping, read_mapping
     from hf_attn_ext.hasse import masks
 
     config = from_mapping(MaskTraining, apply_overrides(read_mapping(path), overrides), where=path)
@@ -157,7 +156,7 @@ def _check_numbers(arguments: Any, where: str) -> None:
 
 def checkpoint_of(out: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest whole checkpoint and its state; one whose state is not written yet is not whole."""
-    from hf_attn_ext.training.files import read_json
+    from hf_attn_ext._util.files import read_json
 
     states = {int(path.parent.name.split("-")[-1]): path for path in out.glob("checkpoints/checkpoint-*/*_state.json")}
     states = {step: path for step, path in states.items() if path.name == "trainer_state.json"}
@@ -179,7 +178,7 @@ def check_settings(out: Path, settings: dict[str, Any]) -> None:
     """Raise AttnExtError where the folder holds a run with other settings than these."""
     from transformers import TrainingArguments
 
-    from hf_attn_ext.training.files import read_json
+    from hf_attn_ext._util.files import read_json
 
     if checkpoint_of(out) is None and not (out / "results.json").is_file():
         return

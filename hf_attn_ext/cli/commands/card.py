@@ -18,14 +18,15 @@ def card(
     show: Annotated[bool, typer.Option("--show", help="Print the card; write nothing.")] = False,
 ) -> None:
     """Write the model card: base model, kernel, measured numbers, how to load it, limits."""
+    from hf_attn_ext._util.files import read_json_object
     from hf_attn_ext.hub.card import render_card, write_card
-    from hf_attn_ext.hub.files import check_folder, read_json
+    from hf_attn_ext.hub.files import check_folder
 
     path, config = check_folder(folder)
     # A run keeps its model in RUN/model and its results in RUN/results.json.
     near = [path / "results.json", path.resolve().parent / "results.json"]
     source = results or next((file for file in near if file.is_file()), None)
-    measured = read_json(source) if source else {}
+    measured = read_json_object(source) if source else {}
     if show:
         typer.echo(render_card(config, measured))
         return

@@ -24,7 +24,8 @@ def convert(
 
     The kernels are untrained afterwards: train them with `hf-attn-ext distill`.
     """
-    from hf_attn_ext.cli.output import check_output, new_folder
+    from hf_attn_ext._util.files import new_folder
+    from hf_attn_ext.cli.output import check_output
 
     chosen = parse_layers(layers)
     check_output(out, force)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hf_attn_ext._util.versions import version
 from hf_attn_ext.errors import AttnExtError
 
 PACKAGES = (
@@ -57,11 +58,11 @@ def _versions() -> list[str]:
         ranges[requirement.name.replace("-", "_").lower()] = requirement.specifier
     problems = []
     for name in PACKAGES:
-        version, asked = _version(name), ranges.get(name)
-        suitable = version is not None and (not asked or asked.contains(version, prereleases=True))
-        _say(name, f"{version or 'missing'}{f' (supported: {asked})' if asked else ''}")
+        number, asked = version(name), ranges.get(name)
+        suitable = number is not None and (not asked or asked.contains(number, prereleases=True))
+        _say(name, f"{number or 'missing'}{f' (supported: {asked})' if asked else ''}")
         if not suitable:
-            problems.append(f"{name} {version or 'is missing'}, but {asked} is supported")
+            problems.append(f"{name} {number or 'is missing'}, but {asked} is supported")
     return problems
 
 
@@ -71,13 +72,6 @@ def _requirements() -> list[str]:
         return metadata.requires("hf-attn-ext") or []
     except metadata.PackageNotFoundError:
         return []
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _compute() -> list[str]:

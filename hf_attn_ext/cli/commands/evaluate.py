@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,9 +89,9 @@ def evaluate(
     for name, value in scores.items():
         typer.echo(f"{name:14} {value}" if isinstance(value, int) else f"{name:14} {value:.6g}")
     if out is not None:
-        from hf_attn_ext._util.files import write_text
+        from hf_attn_ext._util.files import write_json
 
-        write_text(out, json.dumps({"model": model, "data": data, "examples": examples, **scores}, indent=2) + "\n")
+        write_json(out, {"model": model, "data": data, "examples": examples, **scores})
 
 
 def _task_of(model: Any, name: str) -> str:

@@ -108,10 +108,10 @@ def check(arguments: Namespace) -> None:
 
 
 def _check_other_backend(name: str, backend: str) -> None:
-    from hf_attn_ext.hub.files import read_json
+    from hf_attn_ext._util.files import read_json_object
 
     file = Path(name) / "config.json"
-    if file.is_file() and isinstance(read_json(file).get("attn_ext"), dict):
+    if file.is_file() and isinstance(read_json_object(file).get("attn_ext"), dict):
         raise AttnExtError(f"--model {backend} would not run the kernels of the converted {name!r}; use --model hf")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_attn_ext._util.files import as_path, written_beside
+from hf_attn_ext._util.files import as_path, atomic_write
 from hf_attn_ext.errors import AttnExtError, short, suggest
 from hf_attn_ext.hasse.order.flow import information_flow
 from hf_attn_ext.hasse.order.poset import Poset
@@ -65,7 +65,7 @@ def draw(spec: MaskSpec, path: str | Path, what: str = "both") -> None:
         picture = figure(spec, what)
         kind = path.suffix.lower()[1:]
         metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-        with written_beside(path) as beside:
+        with atomic_write(path) as beside:
             picture.savefig(beside, format=kind, dpi=110, metadata=metadata)
 
 

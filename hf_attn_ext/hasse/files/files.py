@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_attn_ext._util.files import as_path, written_beside
+from hf_attn_ext._util.files import as_path, atomic_write
 from hf_attn_ext.errors import AttnExtError, short, suggest
 from hf_attn_ext.hasse.inputs import is_input, token
 from hf_attn_ext.hasse.order.reading import is_whole
@@ -98,7 +98,7 @@ def write_mask_file(spec: MaskSpec, path: str | Path) -> None:
         raise AttnExtError(f"a mask is written to a file ending in {', '.join(MASK_SUFFIXES)}, got {path.name!r}")
     if not path.parent.is_dir():
         raise AttnExtError(f"the folder {str(path.parent)!r} does not exist; make it first")
-    with written_beside(path) as beside, beside.open("wb") as file:
+    with atomic_write(path) as beside, beside.open("wb") as file:
         _WRITERS[path.suffix.lower()](spec, file)
 
 

@@ -13,12 +13,13 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from hf_attn_ext._util.files import sha256
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.kernel_modules.layers import ATTRIBUTE, restore_unsaved_buffers
 from hf_attn_ext.integration.names import CLASS_PREFIX, MANIFEST
 
-from .saving import sha256, weight_files
+from .saving import weight_files
 
 _DOWNLOAD_KEYWORDS = (
     "cache_dir",

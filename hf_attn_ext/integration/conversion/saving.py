@@ -7,7 +7,6 @@ Beside what the host writes, the folder gets ``modeling_attn_ext.py`` (the shim 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_attn_ext._util.files import write_text
+from hf_attn_ext._util.files import sha256, write_json
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.families import head_classes, stock_type
@@ -148,16 +147,7 @@ def write_manifest(folder: Path, model: PreTrainedModel, others: dict[str, Any] 
         "attn_ext": model.config.attn_ext,
         "files": files,
     }
-    write_text(folder / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-
-
-def sha256(file: str | os.PathLike) -> str:
-    """Return the hexadecimal SHA-256 digest of a file, read in blocks."""
-    digest = hashlib.sha256()
-    with open(file, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    write_json(folder / MANIFEST, manifest, sort_keys=True)
 
 
 def auto_map(config: PreTrainedConfig) -> dict[str, str]:

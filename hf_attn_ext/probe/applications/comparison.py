@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_attn_ext._util.files import written_beside
+from hf_attn_ext._util.files import atomic_write
 from hf_attn_ext.probe.json_text import json_text, plain
 
 FORMAT = 1
@@ -114,5 +114,5 @@ class HeadComparison:
         """
         from .comparison_figure import draw_comparison
 
-        with written_beside(path) as beside:
+        with atomic_write(path) as beside:
             draw_comparison(self).save(beside, "png")

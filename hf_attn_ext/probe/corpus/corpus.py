@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_attn_ext.errors import AttnExtError, suggest
+from hf_attn_ext.errors import AttnExtError, first_line, suggest
 
 from .annotate import check_characters
 from .cutting import Cut, by_tokens, whole_texts
@@ -122,7 +122,7 @@ def _read(path: Path, column: str) -> Iterator[tuple[str, Any]]:
             else:
                 yield from _read_csv(path, file, column, "\t" if kind == ".tsv" else ",")
     except UnicodeDecodeError as error:
-        raise AttnExtError(f"text file {str(path)!r} is no UTF-8 text: {error.reason}") from error
+        raise AttnExtError(f"text file {str(path)!r} is not UTF-8 text: {error.reason}") from error
     except OSError as error:
         raise AttnExtError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
 
@@ -169,4 +169,4 @@ def _read_parquet(path: Path, column: str) -> Iterator[tuple[str, Any]]:
                 number += 1
                 yield f"row {number}", value
     except pyarrow.ArrowException as error:
-        raise AttnExtError(f"cannot read {str(path)!r}: {str(error).splitlines()[0]}") from error
+        raise AttnExtError(f"cannot read {str(path)!r}: {first_line(error)}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_attn_ext._util.files import written_beside
+from hf_attn_ext._util.files import atomic_write
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe.results import DESCRIPTIONS, ProbeStatistics, Statistic
 
@@ -85,9 +85,9 @@ def save_figures(drawings: list[Drawing], folder: Path) -> list[Path]:
         raise AttnExtError(f"cannot write {str(folder)!r}: {error.strerror or error}") from error
     files = []
     for drawing in drawings:
-        with written_beside(folder / f"{drawing.name}.png") as beside:
+        with atomic_write(folder / f"{drawing.name}.png") as beside:
             drawing.save(beside, "png")
-        with written_beside(folder / f"{drawing.name}.svg") as beside:
+        with atomic_write(folder / f"{drawing.name}.svg") as beside:
             beside.write_bytes(drawing.svg)
         files += [folder / f"{drawing.name}.png", folder / f"{drawing.name}.svg"]
     return files

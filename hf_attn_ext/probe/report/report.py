@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,14 +72,6 @@ def write_report(
         text = _render(statistics, (), provenance or {}, title, drawings, note)
     write_text(path, text)
     return path
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
-    from importlib.metadata import version
-
-    names = ("hf-attn-ext", "torch", "transformers", "tokenizers", "sentencex", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 def _render(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_attn_ext.errors import AttnExtError, suggest
+from hf_attn_ext.errors import AttnExtError, first_line, suggest
 from hf_attn_ext.training.config import DataConfig
 
 from .labels import LANGUAGE, Labels, read_labels
@@ -197,8 +197,7 @@ def _load_from_hub(datasets, config: DataConfig, path: str, subset: str | None, 
         with _Quiet(datasets, progress=True):
             table = datasets.load_dataset(path, subset, revision=config.revision)
     except Exception as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise AttnExtError(f"data set {config.path!r} cannot be loaded from the hub: {line}") from error
+        raise AttnExtError(f"data set {config.path!r} cannot be loaded from the hub: {first_line(error)}") from error
     for name in names:
         if name not in table:
             raise AttnExtError(
