@@ -13,7 +13,7 @@ The parts: :mod:`.hasse` (masks and the orders behind them), :mod:`.attention` (
 :mod:`.probe` (what heads compare), :mod:`.hub` (cards, uploads), :mod:`.cli` (``hf-attn-ext``).
 """
 
-from .attention import build_kernels, list_kernels, register_kernel
+from .attention import build_native_op, list_kernels, register_kernel
 from .config import AttnExtConfig
 from .errors import AttnExtError
 from .hasse.masks import list_masks
@@ -42,7 +42,7 @@ __all__ = [
     "AttnExtError",
     "LinearCache",
     "add_mask_token",
-    "build_kernels",
+    "build_native_op",
     "calibrate",
     "convert",
     "converted_layers",

@@ -1,5 +1,5 @@
 """Settings for every test: no network by accident, one thread (runs compare bit for bit), no windows, torch's own
-forms whether or not the compiled kernel is built here (``HF_ATTN_EXT_COMPILED=1`` before pytest takes it).
+forms whether or not the native op is built here (``HF_ATTN_EXT_COMPILED=1`` before pytest takes it).
 """
 
 import os

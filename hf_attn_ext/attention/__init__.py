@@ -1,7 +1,7 @@
 """Attention floor: feature maps (kernels) and the forms that apply them. Knows torch, nothing of transformers."""
 
 from .feature_maps import FeatureMap, Features, Side
-from .native import build_kernels, describe_kernels, kernels_loaded, plain_forms
+from .native import build_native_op, describe_native_op, native_op_loaded, plain_forms
 from .ops import (
     AttentionState,
     BoundMaps,
@@ -22,14 +22,14 @@ __all__ = [
     "QKStatistics",
     "Side",
     "attention_weights",
-    "build_kernels",
+    "build_native_op",
     "causal_attention",
-    "describe_kernels",
-    "kernels_loaded",
+    "describe_native_op",
     "linear_attention",
     "list_kernels",
     "make_feature_map",
     "naive_attention",
+    "native_op_loaded",
     "plain_forms",
     "register_kernel",
     "two_stream_attention",

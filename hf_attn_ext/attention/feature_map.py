@@ -33,7 +33,7 @@ class Features(NamedTuple):
 
 
 class SoftmaxFeatures(NamedTuple):
-    """A positive map written as ``softmax(x weight + bias)``, the form that the compiled kernel takes.
+    """A positive map written as ``softmax(x weight + bias)``, the form that the native op takes.
 
     A key's amplitude is ``norm_weight y norm_matrix y^T + total_weight logsumexp(x weight + bias)``, ``y = x - shift``.
 

@@ -66,7 +66,7 @@ def register_kernel(name: str) -> Callable[[type[FeatureMap]], type[FeatureMap]]
 
 def list_kernels() -> list[str]:
     """Return the names of all registered kernels, sorted; ``uniform`` is the control without attention."""
-    return sorted(_table())
+    return sorted(_KERNELS)
 
 
 def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> type[FeatureMap]:
@@ -76,7 +76,7 @@ def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> 
         AttnExtError: unknown kernel or option (the nearest is suggested), an option of the wrong type, or
             ``num_features`` not a whole number from 1 to 65536.
     """
-    table = _table()
+    table = _KERNELS
     if not isinstance(kernel, str) or kernel not in table:
         known = ", ".join(sorted(table))
         raise AttnExtError(f"unknown kernel {kernel!r}.{suggest(kernel, table)} Known kernels: {known}")
@@ -103,14 +103,14 @@ def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> 
 
 def stated_options(kernel: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``options`` and the defaults of the kernel's ``FeatureMap.stated_options``."""
-    cls = _table()[kernel]
+    cls = _KERNELS[kernel]
     parameters = inspect.signature(cls.__init__).parameters
     return {**{name: parameters[name].default for name in cls.stated_options}, **options}
 
 
 def from_saved(kernel: Any, options: Any) -> tuple[Any, Any]:
     """Return today's kernel and options of a saved configuration; unknown or ill-typed ones as they are."""
-    cls = _table().get(kernel) if isinstance(kernel, str) else None
+    cls = _KERNELS.get(kernel) if isinstance(kernel, str) else None
     return (kernel, options) if cls is None or not isinstance(options, Mapping) else cls.from_saved(options)
 
 
@@ -165,9 +165,3 @@ def _fits(value: Any, wanted: str) -> bool:
     if isinstance(value, bool):
         return False
     return isinstance(value, int) or (wanted != "int" and isinstance(value, float) and math.isfinite(value))
-
-
-def _table() -> dict[str, type[FeatureMap]]:
-    from . import feature_maps  # noqa: F401
-
-    return _KERNELS

@@ -24,7 +24,7 @@ def test_a_sound_installation(run):
         "supported: ",
         "threads",
         "cuda",
-        "compiled kernel",
+        "native op",
         "flexformer_p",
         "roberta",
     ):

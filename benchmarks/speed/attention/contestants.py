@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hf_attn_ext.attention import kernels_loaded, linear_attention, list_kernels, make_feature_map, plain_forms
+from hf_attn_ext.attention import linear_attention, list_kernels, make_feature_map, native_op_loaded, plain_forms
 from hf_attn_ext.attention.registry import check_kernel
 from hf_attn_ext.errors import AttnExtError
 
 SOFTMAX, PACKAGE, FLEXFORMER, OTHER, CONTROL = "softmax", "performer-pytorch", "flexformer", "other", "control"
 _FAMILIES = (FLEXFORMER, OTHER, CONTROL)
-PLAIN = " (plain)"  # ends the name of a kernel that the compiled kernel could compute, when torch's own forms do
+PLAIN = " (plain)"  # ends the name of a kernel that the native op could compute, when torch's own forms do
 FORWARD, BOTH = "forward", "forward+backward"
 PASSES = (FORWARD, BOTH)
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -68,7 +68,7 @@ class Contestant:
         num_features, feature_dim: what the kernel was asked for, and its width; None for softmax.
         note: what exactly was run, where the name does not say it.
         absent: why it cannot run here, or None.
-        compiled: whether the compiled kernel computes it.
+        compiled: whether the native op computes it.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Linear(nn.Module):
 
 def contestants(workload: Workload, kernels: Sequence[str] | None = None) -> list[Contestant]:
     """Return everybody: sdpa, eager, performer-pytorch (marked absent where it isn't installed), ``kernels`` by family,
-    those that the compiled kernel computes here also without it.
+    those that the native op computes here also without it.
 
     Args:
         workload: sizes; widths are chosen for it.
@@ -234,10 +234,10 @@ def _kernel(name: str, workload: Workload) -> list[Contestant]:
     row = Contestant(name, family_of(name), num_features, feature_dim, note)
     if workload.device != "cpu" or make_feature_map(name, 1, 1, 1).softmax_features(torch.float32) is None:
         return [row]
-    if not kernels_loaded():
+    if not native_op_loaded():
         return [dataclasses.replace(row, note="torch's own forms; `hf-attn-ext build` compiles a faster kernel")]
     return [
-        dataclasses.replace(row, note="by the compiled kernel", compiled=True),
+        dataclasses.replace(row, note="by the native op", compiled=True),
         dataclasses.replace(row, name=name + PLAIN, note="torch's own forms"),
     ]
 

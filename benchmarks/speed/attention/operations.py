@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .contestants import BOTH, FORWARD, SOFTMAX, Contestant, Workload, make_call
 
 CHUNK = 64  # tokens treated densely by the causal form, see attention/ops/causal.py
-# Keys that the compiled kernel multiplies densely with a query: of chunks of 32, those up to the query's vector of 16.
+# Keys that the native op multiplies densely with a query: of chunks of 32, those up to the query's vector of 16.
 COMPILED_CHUNK = 24
 
 
@@ -118,7 +118,7 @@ def kernel_cost(cost: MapCost, width: int, d: int, causal: bool, which: str) -> 
 
 
 def compiled_cost(cost: MapCost, width: int, d: int, causal: bool, which: str) -> Operations:
-    """As :func:`kernel_cost`, in the compiled kernel (attention/native), for maps without bounds.
+    """As :func:`kernel_cost`, in the native op (attention/native), for maps without bounds.
 
     Backward, it computes the features again, but not the keys' norms. In causal attention, every pair of query and key
     in a chunk has an exponential; else only queries and keys have.

@@ -1,9 +1,10 @@
-"""The compiled kernel for CPUs: linear-time attention on softmax features, one pass a head, in the core's caches.
+"""The native op: linear-time attention on softmax features, in C++ for CPUs. It is optional.
 
-Optional: without it the plain torch forms compute the same. :mod:`.build` compiles, finds and loads it,
-:mod:`.operators` makes torch operators of it, ``forms/fused.py`` decides who takes it.
+:mod:`.library` finds and loads the compiled library, :mod:`.operators` wraps it as torch operators, and :mod:`.build`
+compiles it. Without it torch's own operations compute the same.
 """
 
-from .build import build_kernels, describe_kernels, kernels_loaded, plain_forms
+from .build import build_native_op
+from .library import describe_native_op, native_op_loaded, plain_forms
 
-__all__ = ["build_kernels", "describe_kernels", "kernels_loaded", "plain_forms"]
+__all__ = ["build_native_op", "describe_native_op", "native_op_loaded", "plain_forms"]

@@ -1,4 +1,4 @@
-"""What a freshly compiled kernel must compute before it is used: a compiler's mistake is found here, not in a model."""
+"""The check of a freshly compiled native op, which finds a compiler's mistake before a model uses the op."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .operators import softmax_attention
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
-def check_kernels() -> None:
-    """Compare values and gradients with dense weights, at sizes that are no multiple of anything.
+def check_native_op() -> None:
+    """Compare values and gradients with dense weights, at sizes that no block size divides.
 
     Raises:
-        AttnExtError: they differ.
+        AttnExtError: the numbers differ.
     """
     for dtype, tolerance in _TOLERANCES.items():
         for causal in (True, False):
@@ -25,15 +25,15 @@ def check_kernels() -> None:
                 tensors = _tensors(dtype)
                 out = attend(*tensors, causal=causal)
                 results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), tensors)])
-            for one, other in zip(*results, strict=True):
-                if not torch.allclose(one, other, rtol=tolerance, atol=tolerance):
+            for compiled, dense in zip(*results, strict=True):
+                if not torch.allclose(compiled, dense, rtol=tolerance, atol=tolerance):
                     raise AttnExtError(
-                        f"the kernel is compiled, but computes wrong numbers in {dtype}: set CXX to another compiler"
+                        f"the compiled native op computes wrong numbers in {dtype}. Set CXX to another compiler"
                     )
 
 
 def _tensors(dtype: torch.dtype) -> list[Tensor]:
-    """q, k, v, and the weights of ``SoftmaxFeatures``."""
+    """Return q, k, v and the weights of ``SoftmaxFeatures``."""
     generator = torch.Generator().manual_seed(0)
     heads, d, f = 2, 5, 19
     sizes = [(1, heads, 75, d)] * 2 + [(1, heads, 75, 7)] + [(heads, d, f), (heads, f)] * 2

@@ -1,7 +1,7 @@
-"""The compiled kernel as torch operators: with gradients, and with shapes for ``torch.compile``. Source: ours.
+"""The native op as torch operators, with gradients and with shapes for ``torch.compile``. Source: ours.
 
-``hf_attn_ext::softmax_attention`` is linear-time attention, causal or not, on features ``softmax(x W + b)`` and keys'
-amplitudes; :class:`..feature_maps.base.SoftmaxFeatures` says what its weights are.
+``hf_attn_ext::softmax_attention`` is linear-time attention, causal or not, on features ``softmax(x W + b)`` with an
+amplitude for each key; :class:`hf_attn_ext.attention.feature_map.SoftmaxFeatures` describes its weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_attn_ext.errors import AttnExtError
 
-from .build import SWITCH, kernel_library
+from .library import SWITCH, native_library
 
 _POINTERS = {
     "inputs": ("q", "k", "v"),
@@ -32,7 +32,7 @@ _POINTERS = {
     "gradients": ("grad_sums", "grad_q", "grad_k", "grad_v"),
 }
 _SIZES = ("batch", "heads", "queries", "keys", "head_dim", "features", "value_dim", "causal", "threads", "slots")
-_SLOTS = 32  # partial sums of the weights' gradients: as many pieces of work a head
+_SLOTS = 32  # partial sums of the weights' gradients: as many pieces of work per head
 _Strides = ctypes.c_int64 * 3
 
 
@@ -55,7 +55,7 @@ class _Call(ctypes.Structure):
 
 
 def _run(name: str, causal: bool, factor: float, tensors: dict[str, Tensor | None]) -> None:
-    """Call the library with these tensors by the names of their fields."""
+    """Call the library's function ``name`` with tensors by the names of their fields."""
     q, k, v = (tensors[name] for name in _POINTERS["inputs"])
     if q.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"softmax_attention takes float32 and float64, got {q.dtype}")
@@ -73,12 +73,12 @@ def _run(name: str, causal: bool, factor: float, tensors: dict[str, Tensor | Non
                 raise ValueError(f"softmax_attention: the last dimension of {field} must be contiguous")
         elif not x.is_contiguous():
             raise ValueError(f"softmax_attention: {field} must be contiguous")
-    library = kernel_library()
+    library = native_library()
     if library is None:
-        raise AttnExtError(f"this graph needs the compiled kernel: run `hf-attn-ext build`, and don't set {SWITCH}=0")
+        raise AttnExtError(f"this graph needs the native op: run `hf-attn-ext build`, and don't set {SWITCH}=0")
     kind = "float" if q.dtype == torch.float32 else "double"
     if not getattr(library, f"{name}_{kind}")(ctypes.byref(call)):
-        raise MemoryError("softmax_attention: there is no memory for the threads' scratch space")
+        raise MemoryError("softmax_attention: no memory for the threads' scratch space")
 
 
 @torch.library.custom_op("hf_attn_ext::softmax_attention", mutates_args=(), device_types="cpu")
@@ -100,14 +100,15 @@ def softmax_attention(
     causal: bool,
     factor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Attention from a state. All tensors but ``real`` have one dtype, float32 or float64.
+    """Compute attention that continues a state. All tensors but ``real`` have one dtype, float32 or float64.
 
     Args:
         q, k, v: (B, H, Nq, d), (B, H, Nk, d), (B, H, Nk, d_v); causal: Nq = Nk.
         real: (B, Nk) bool, True = real token, or None.
         query_weight .. total_weight: as in ``SoftmaxFeatures``.
-        sums, reference: the state before, (B, H, F, d_v + 1) and (B, H); empty unless causal.
-        factor: on q and k.
+        sums, reference: the state before these tokens, (B, H, F, d_v + 1) and (B, H); empty unless causal.
+        causal: query i sees keys 0..i.
+        factor: multiplies q and k.
 
     Returns:
         out (B, H, Nq, d_v); the state's sums and reference after; the denominators (B, H, Nq) and the keys' norms
@@ -156,9 +157,9 @@ def softmax_attention_backward(
     causal: bool,
     factor: float,
 ) -> list[Tensor]:
-    """Gradients of q, k, v, of the weights, and of ``sums``, in this order.
+    """Return the gradients of q, k, v, of the weights, and of ``sums``, in this order.
 
-    ``sums`` and ``reference`` are those before if causal, else those after.
+    ``sums`` and ``reference`` are those before the tokens if causal, else those after them.
     """
     grad_out, *inputs = _rows_contiguous(grad_out, q, k, v)
     weights = (query_weight, query_bias, key_weight, key_bias, norm_matrix, shift, norm_weight, total_weight)
@@ -200,9 +201,9 @@ softmax_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _refuse(ctx: Any, *unused: Any) -> None:
-    """``once_differentiable`` would not do, see forms/products.py."""
+    """Raise; ``once_differentiable`` is not enough, see ``_Gradients`` in ops/causal_product.py."""
     raise AttnExtError(
-        f"the compiled kernel has no gradients of gradients: use naive_attention or, unless causal, {SWITCH}=0"
+        f"the native op has no gradients of gradients: use naive_attention or, unless causal, set {SWITCH}=0"
     )
 
 

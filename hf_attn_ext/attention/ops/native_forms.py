@@ -1,4 +1,4 @@
-"""The causal and the bidirectional form by the compiled kernel, where it is built and takes the call.
+"""The causal and the bidirectional form by the native op, where it is built and takes the call.
 
 It computes what the plain forms compute, which remain for all else: other devices, dropout, other kernels.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_attn_ext.attention.feature_map import FeatureMap, SoftmaxFeatures
-from hf_attn_ext.attention.native import kernels_loaded
+from hf_attn_ext.attention.native import native_op_loaded
 from hf_attn_ext.attention.native.operators import softmax_attention
 
 from .bound_maps import BoundMaps
@@ -20,14 +20,14 @@ from .state import AttentionState
 def fused_features(
     q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureMap, dropout_p: float, maps: BoundMaps | None = None
 ) -> SoftmaxFeatures | None:
-    """What the compiled kernel needs of the map, kept in ``maps``; None where it is not built, or does not take this
+    """What the native op needs of the map, kept in ``maps``; None where it is not built, or does not take this
     call.
     """
     if dropout_p or any(x.device.type != "cpu" for x in (q, k, v, next(feature_map.parameters(), q))):
         return None
     if not feature_map._softmax_holds or "bind" in feature_map.__dict__:
         return None
-    if any(map(is_hooked, feature_map.modules())) or transformed() or not kernels_loaded():
+    if any(map(is_hooked, feature_map.modules())) or transformed() or not native_op_loaded():
         return None
     return (maps or BoundMaps()).softmax_features(feature_map, accumulation_dtype(q))
 

@@ -1,4 +1,4 @@
-"""``hf-attn-ext build``: compile the attention kernel for this machine's processor."""
+"""``hf-attn-ext build``: compile the native op for this machine's processor."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import typer
 
 
 def build() -> None:
-    """Compile the CPU kernel of the default attention, once for this machine; it is used by itself afterwards.
+    """Compile the native op, which makes the default attention faster on CPUs. Once per machine; takes seconds.
 
-    Needs a C++ compiler (CXX names one), for some seconds. HF_ATTN_EXT_COMPILED=0 switches the kernel off.
+    Needs a C++ compiler (CXX names one). Later runs use the op automatically; HF_ATTN_EXT_COMPILED=0 switches it off.
     """
-    from hf_attn_ext.attention import build_kernels
+    from hf_attn_ext.attention import build_native_op
 
-    typer.echo(build_kernels(lambda text: typer.echo(text, err=True)))
+    typer.echo(build_native_op(lambda text: typer.echo(text, err=True)))

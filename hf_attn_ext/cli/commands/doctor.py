@@ -77,7 +77,7 @@ def _requirements() -> list[str]:
 def _compute() -> list[str]:
     import torch
 
-    from hf_attn_ext.attention import describe_kernels
+    from hf_attn_ext.attention import describe_native_op
 
     _say("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores")
     if torch.cuda.is_available():
@@ -85,7 +85,7 @@ def _compute() -> list[str]:
             _say(f"cuda:{index}", torch.cuda.get_device_name(index))
     else:
         _say("cuda", "none, runs on the CPU")
-    _say("compiled kernel", describe_kernels())
+    _say("native op", describe_native_op())
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     _say("hub", "offline by HF_HUB_OFFLINE" if offline else os.environ.get("HF_ENDPOINT", "default endpoint"))
     return []

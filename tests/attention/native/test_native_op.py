@@ -1,4 +1,4 @@
-"""The compiled kernel against the dense reference in float64, values and all gradients; where it gives way to torch."""
+"""The native op against the dense reference in float64, values and all gradients; where it gives way to torch."""
 
 import contextlib
 import copy
@@ -19,7 +19,7 @@ from hf_attn_ext.attention import (
     two_stream_attention,
 )
 from hf_attn_ext.attention.feature_maps.flexformer_p import FlexformerP
-from hf_attn_ext.attention.native import build as building
+from hf_attn_ext.attention.native import library
 from hf_attn_ext.attention.native.operators import softmax_attention, softmax_attention_backward
 from hf_attn_ext.errors import AttnExtError
 
@@ -103,7 +103,7 @@ def test_parts_of_any_length_equal_the_whole(calls, cuts, padded, seed):
         for i, cut in enumerate(cuts):
             at = slice(start, start + cut)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setenv(building.SWITCH, "0" if i % 3 == 2 else "1")
+                patch.setenv(library.SWITCH, "0" if i % 3 == 2 else "1")
                 part, state = causal_attention(
                     q[:, :, at], k[:, :, at], v[:, :, at], feature_map, state, None if mask is None else mask[:, at]
                 )
@@ -127,7 +127,7 @@ def test_the_state_is_that_of_torchs_own_form(calls, monkeypatch):
     mask = random_padding(2, 75, 0)
     states = []
     for switch in ("1", "0"):
-        monkeypatch.setenv(building.SWITCH, switch)
+        monkeypatch.setenv(library.SWITCH, switch)
         states.append(causal_attention(q, k, v, feature_map, None, mask)[1])
     assert calls == ["forward"]
     for name in ("sums", "reference", "length"):
@@ -290,7 +290,7 @@ def test_gradients_of_gradients_are_refused(calls, causal):
     twice = 2 * q
     out = linear_attention(twice, k, v, feature_map_of(2, 5), causal=causal)
     (gradient,) = torch.autograd.grad(out.square().sum(), twice, create_graph=True)
-    with pytest.raises(AttnExtError, match="naive_attention or, unless causal, HF_ATTN_EXT_COMPILED=0"):
+    with pytest.raises(AttnExtError, match="naive_attention or, unless causal, set HF_ATTN_EXT_COMPILED=0"):
         torch.autograd.grad(gradient.square().sum() + q.sum(), q)
 
 
@@ -354,7 +354,7 @@ def test_a_map_that_overrides_the_compiled_one_is_computed_as_it_says(calls):
     assert calls == []
 
 
-def test_what_the_kernel_does_not_take_goes_to_torchs_own_forms(calls, monkeypatch):
+def test_what_the_op_does_not_support_goes_to_torchs_own_forms(calls, monkeypatch):
     q, k, v = inputs(1, 2, 40, 5)
     for causal in (False, True):
         for label in ("flexformer_c", "hedgehog", "uniform", "cosformer"):
@@ -369,7 +369,7 @@ def test_what_the_kernel_does_not_take_goes_to_torchs_own_forms(calls, monkeypat
         hooked.register_forward_hook(lambda *_: None)
         linear_attention(q, k, v, hooked, causal=causal)
         with monkeypatch.context() as patch:
-            patch.setenv(building.SWITCH, "0")
+            patch.setenv(library.SWITCH, "0")
             off = linear_attention(q, k, v, feature_map, causal=causal)
         assert calls == []
         torch.testing.assert_close(linear_attention(q, k, v, feature_map, causal=causal), off)
@@ -378,7 +378,7 @@ def test_what_the_kernel_does_not_take_goes_to_torchs_own_forms(calls, monkeypat
 
 
 def test_two_streams_share_the_compiled_state(calls):
-    """Clean tokens go through the kernel, mask tokens read its state in torch."""
+    """Clean tokens go through the native op, mask tokens read its state in torch."""
     feature_map, runs = feature_map_of(2, 6), []
     tensors = inputs(2, 2, 90, 6, spread=1.5)
     clean, block = torch.ones(2, 5, dtype=torch.bool), torch.ones(2, 4, dtype=torch.bool)
