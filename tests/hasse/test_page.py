@@ -14,7 +14,10 @@ from hf_attn_ext import hasse
 from hf_attn_ext.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "evidence" / "hasse.md").read_text(encoding="utf-8")
+PAGE, CONCEPTS, GUIDE = [
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("evidence/hasse.md", "concepts/masks-as-orders.md", "guides/masks.md")
+]
 MODULES = ["hf_attn_ext.hasse"] + [m.name for m in pkgutil.walk_packages(hasse.__path__, "hf_attn_ext.hasse.")]
 
 
@@ -56,7 +59,7 @@ def test_drawings_in_docstrings_are_the_masks(name):
 
 
 def test_the_pages_code_runs():
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```", CONCEPTS + PAGE, re.M | re.S)
     assert len(blocks) >= 4
     names: dict = {}
     for block in blocks:
@@ -65,8 +68,9 @@ def test_the_pages_code_runs():
 
 def test_the_pages_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tasks.json").write_text(re.search(r"^```json\n(.*?)^```", PAGE, re.M | re.S).group(1))
-    commands = re.findall(r"^    hf-attn-ext (mask .*)$", PAGE, re.M)
+    tasks = re.search(r"^cat > tasks.json <<'JSON'\n(.*?)^JSON", GUIDE, re.M | re.S)
+    (tmp_path / "tasks.json").write_text(tasks.group(1))
+    commands = re.findall(r"^hf-attn-ext (mask .*)$", GUIDE, re.M)
     assert [command.split()[1] for command in commands] == ["show", "show", "analyze", "derive"]
     for command in commands:
         assert main(shlex.split(command)) == 0, capsys.readouterr().err
@@ -85,5 +89,5 @@ def test_the_pages_pictures_are_there_and_small():
 
 
 def test_every_mask_is_in_the_pages_table():
-    table = PAGE.partition("## The masks")[2].partition("## Commands")[0]
+    table = GUIDE.partition("## The masks")[2].partition("## Set a mask")[0]
     assert set(re.findall(r"^\| `(\w+)\(", table, re.M)) == set(hasse.masks.list_masks())
