@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.base_models.families import LAYER_COUNTS
 from hf_attn_ext.integration.names import CLASS_PREFIX
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
@@ -83,7 +84,7 @@ def is_hub_name(name: str) -> bool:
 
 def layers_text(config: Mapping[str, Any]) -> str:
     """``"all 6 layers"`` or ``"layers 0, 2 of 6"``."""
-    total = next((config[key] for key in ("num_hidden_layers", "n_layers", "n_layer") if key in config), None)
+    total = next((config[key] for key in LAYER_COUNTS if key in config), None)
     layers = config["attn_ext"].get("layers")
     of = f" of {total}" if total else ""
     if layers is None or len(layers) == total:

@@ -1,6 +1,7 @@
 """Integration floor, the only one that knows transformers' internals. Importing it registers everything, once."""
 
 from .base_models.families import supported_model_types
+from .base_models.mask_token import add_mask_token
 from .base_models.positions import extend_positions
 
 # Saved folders open with a file that imports their classes as `hf_attn_ext.integration.models`.
@@ -14,7 +15,6 @@ from .linear.attention_function import register
 from .linear.cache import LinearCache
 from .linear.softmax_stream import AttentionCall, calibrate, collect_statistics, softmax_stream
 from .masking.layouts import accept_neighbour_ids, butterfly_embeddings
-from .masking.mask_token import add_mask_token
 from .masking.set_mask import get_mask, set_mask
 
 register()

@@ -18,7 +18,8 @@ from hf_attn_ext._util.progress import Progress
 from hf_attn_ext._util.versions import versions
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.fingerprint import fingerprint
-from hf_attn_ext.integration.base_models.readable_layers import Layer, max_tokens
+from hf_attn_ext.integration.base_models.positions import max_tokens
+from hf_attn_ext.integration.base_models.readable_layers import Layer
 from hf_attn_ext.probe.corpus.annotate import annotate
 from hf_attn_ext.probe.corpus.corpus import Corpus, read_corpus
 from hf_attn_ext.probe.corpus.cutting import Cut, by_tokens, by_words, whole_texts

@@ -16,10 +16,11 @@ from hf_attn_ext.errors import AttnExtError, short
 from hf_attn_ext.hasse import MaskSpec
 from hf_attn_ext.hasse.masks import block_two_stream, butterfly
 from hf_attn_ext.hasse.order.reading import is_whole, read_list
+from hf_attn_ext.integration.base_models.families import shifts_labels
 from hf_attn_ext.integration.base_models.positions import position_table
 from hf_attn_ext.integration.base_models.wrapping import unwrap
 from hf_attn_ext.integration.conversion.peft_support import refuse_prompts
-from hf_attn_ext.integration.masking.layouts import IGNORED, lay_out, shifts_labels
+from hf_attn_ext.integration.masking.layouts import IGNORED, lay_out
 from hf_attn_ext.integration.masking.set_mask import active_mask
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import transformers
 from torch import Tensor, nn
+from transformers.loss.loss_utils import LOSS_MAPPING
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.pytorch_utils import Conv1D
@@ -55,10 +56,13 @@ FAMILIES: dict[str, Family] = {
 # How the host's models call the same numbers, most usual first.
 HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 HEAD_DIMS = ("attention_head_size", "head_dim", "head_size")
-LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 # How they call the projection of the heads' outputs, inside the attention module.
 _PROJECTIONS = ("o_proj", "c_proj", "out_lin", "out_proj", "dense")
+
+# Types whose position ids start behind the padding index.
+COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm")
 
 # The argument for the cache: 5.24 names it ``cache``; before, it was ``past_key_values``.
 CACHE_ARGUMENTS = ("cache", "past_key_values")
@@ -112,6 +116,32 @@ def is_cross_attention(module: nn.Module) -> bool:
 def is_causal(module: nn.Module) -> bool:
     """Whether an attention module's queries see only what comes before them."""
     return bool(getattr(module, "is_causal", False) or getattr(module, "is_decoder", False))
+
+
+def causal_call(module: nn.Module, is_causal: bool | None) -> bool:
+    """Return whether one attention call is causal: by its keyword, else by the module, as in Transformers' sdpa."""
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
+def layer_number(module: nn.Module) -> int | None:
+    """Return the number of an attention module's layer, from 0; None where the module does not say (DistilBERT)."""
+    return getattr(module, "layer_idx", None)
+
+
+def configured_layers(config: Any) -> int | None:
+    """Return how many layers a configuration says that its model has, or None."""
+    return first_int(config, LAYER_COUNTS)
+
+
+def reads_encoder(config: Any) -> bool:
+    """Return whether the layers of a decoder also attend to an encoder."""
+    return bool(getattr(config, "add_cross_attention", False) or config.is_encoder_decoder)
+
+
+def shifts_labels(model: Any) -> bool:
+    """Return whether a model's own loss compares each position with the label of the next."""
+    kind = getattr(model, "loss_type", None)
+    return kind not in LOSS_MAPPING or kind == "ForCausalLM"
 
 
 def slides(config: Any, layer_idx: int) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from hf_attn_ext.errors import AttnExtError
+
+from .families import COUNTS_FROM_PADDING, first_int, stock_type
+from .readable_layers import config_of
 
 # What the host's models call their table of learned absolute positions.
 _TABLES = ("position_embeddings", "wpe")
@@ -72,6 +77,27 @@ def position_table(model: nn.Module) -> tuple[int, int] | None:
         return None
     firsts = [0 if table.padding_idx is None else table.padding_idx + 1 for table in tables]
     return min(table.num_embeddings - first for table, first in zip(tables, firsts, strict=True)), max(firsts)
+
+
+def max_tokens(model: nn.Module) -> int | None:
+    """Return how many tokens a text may have, special tokens included; None where the model does not limit them.
+
+    Example:
+        >>> max_tokens(roberta)  # doctest: +SKIP
+        512
+    """
+    table = position_table(model)
+    return configured_max_tokens(config_of(model)) if table is None else table[0]
+
+
+def configured_max_tokens(config: Any) -> int | None:
+    """Return :func:`max_tokens` of a configuration's model, before there is one."""
+    positions = first_int(config, ("max_position_embeddings",))
+    if positions is None or positions < 0:  # XLNet says -1
+        return None
+    if stock_type(getattr(config, "model_type", "")) in COUNTS_FROM_PADDING:
+        positions -= (config.pad_token_id or 0) + 1
+    return positions
 
 
 def _is_table(module: nn.Module, name: str) -> bool:

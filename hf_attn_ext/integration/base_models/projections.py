@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hf_attn_ext.errors import AttnExtError, short, suggest
 
-from .families import HEAD_COUNTS, HEAD_DIMS, LAYER_COUNTS, first_int
+from .families import HEAD_COUNTS, HEAD_DIMS, configured_layers, first_int
 from .projection_names import block_numbers, check_blocks, check_declared_heads, check_kind, input_width
 from .readable_layers import Layer, checked_host
 
@@ -47,7 +47,7 @@ def projection_layers(model: nn.Module, patterns: Sequence[str] | str, num_heads
     found = _matched(model, patterns)
     config = getattr(model if host is None else host, "config", None)
     heads = _heads(num_heads, config, type(model if host is None else host).__name__)
-    depth = first_int(config, LAYER_COUNTS)
+    depth = configured_layers(config)
     if depth is not None and len(found) > depth:
         raise AttnExtError(
             f"{short(patterns)} matches {len(found)} modules, {_few(found)}, the model has {depth} layers; name the "

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from hf_attn_ext.errors import AttnExtError
 
-from .families import LAYER_COUNTS, attention_modules, attention_shape, first_int, is_causal, supported_model_types
+from .families import attention_modules, attention_shape, configured_layers, is_causal, supported_model_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def checked_host(model: nn.Module) -> PreTrainedModel | None:
 
 def layer_count(model: nn.Module, layers: Sequence[Layer]) -> int:
     """How many layers ``model`` has, of which ``layers`` can be looked into: its configuration's word, or theirs."""
-    said = first_int(_config_of(model), LAYER_COUNTS) if layers[0].projection else 0
+    said = configured_layers(config_of(model)) if layers[0].projection else 0
     numbers = [0] if layers[0].counted else [layer.index + 1 for layer in layers]
     return max(said or 0, len(layers), *numbers)
 
@@ -120,7 +120,7 @@ def token_reader(model: nn.Module, layers: Sequence[Layer] = ()) -> nn.Module:
 
 def config_special_ids(model: nn.Module) -> set[int]:
     """The ids that the configuration names as special; few models' configurations name all of them."""
-    config = _config_of(model)
+    config = config_of(model)
     ids = (getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "cls", "sep", "pad", "mask"))
     flat = (one for entry in ids for one in (entry if isinstance(entry, (list, tuple)) else [entry]))
     return {one for one in flat if isinstance(one, int)}
@@ -128,23 +128,13 @@ def config_special_ids(model: nn.Module) -> set[int]:
 
 def configuration_of(model: nn.Module) -> dict[str, Any]:
     """All that its configuration says, masks and what was converted among it, and its attention backend."""
-    config = _config_of(model)
+    config = config_of(model)
     said = config.to_dict() if hasattr(config, "to_dict") else {}
     return {**said, "attn_implementation": getattr(config, "_attn_implementation", None)}
 
 
-def max_tokens(model: nn.Module) -> int | None:
-    """How many tokens a text may have, special tokens included; None where the configuration does not say."""
-    config = _config_of(model)
-    length = getattr(config, "max_position_embeddings", None)
-    for module in model.modules():
-        table = module._modules.get("position_embeddings")
-        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
-            return table.num_embeddings - table.padding_idx - 1
-    return length if isinstance(length, int) else None
-
-
-def _config_of(model: nn.Module) -> Any:
+def config_of(model: nn.Module) -> Any:
+    """Return the configuration of the outermost Transformers model in ``model``, else its own, or None."""
     return getattr(next(iter(hosts_of(model)), model), "config", None)
 
 

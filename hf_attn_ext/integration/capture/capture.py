@@ -28,9 +28,10 @@ from transformers.modeling_utils import AttentionInterface
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.call_arguments import arguments, check_no_cache, padding_mask
-from hf_attn_ext.integration.base_models.families import is_cross_attention
+from hf_attn_ext.integration.base_models.families import causal_call, is_cross_attention
 from hf_attn_ext.integration.base_models.projections import heads_of_input
 from hf_attn_ext.integration.base_models.readable_layers import Layer, capturable_layers, reading_hosts
+from hf_attn_ext.integration.modifiers import left_out
 
 from .head_outputs import HeadOutputs
 from .passes import ForwardPass, RunningCall, returned_call, running, running_calls
@@ -70,9 +71,6 @@ _CAPTURED_LAYERS: weakref.WeakKeyDictionary[nn.Module, dict[_Capture, Layer]] = 
 _CAPTURED_MODELS: weakref.WeakKeyDictionary[nn.Module, tuple[_Capture, ...]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 _ORIGINAL = AttentionInterface.get_interface
-
-# Keywords of Transformers' attention functions that change the weights.
-_MODIFIERS = ("position_bias", "softcap", "s_aux", "cu_seq_lens_q")
 
 
 @contextlib.contextmanager
@@ -281,7 +279,7 @@ def _interface_call(
         )
     scaling, causal, window = (kwargs.get(name) for name in ("scaling", "is_causal", "sliding_window"))
     mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
-    modifiers = [name for name in _MODIFIERS if kwargs.get(name) is not None]
+    modifiers = left_out(kwargs, "maps")
     if window is not None and length > window and getattr(mask, "ndim", 0) != 4:
         modifiers.append("sliding_window")
     return HeadOutputs(
@@ -292,7 +290,7 @@ def _interface_call(
         key.detach(),
         mask,
         query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        bool(getattr(layer.module, "is_causal", True) if causal is None else causal),
+        causal_call(layer.module, causal),
         tuple(modifiers),
     )
 

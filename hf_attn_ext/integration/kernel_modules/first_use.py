@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from hf_attn_ext.attention import FeatureMap
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.base_models.families import layer_number
 
 from .layers import ATTRIBUTE, build_feature_map
 
@@ -42,7 +43,7 @@ def attach_on_first_use(module: nn.Module, query: Tensor) -> FeatureMap:
     """
     settings = AttnExtConfig()
     number = _count(module)
-    layer_idx = getattr(module, "layer_idx", None)
+    layer_idx = layer_number(module)
     layer_idx = number if layer_idx is None else layer_idx
     if number == 0:
         warnings.warn(

@@ -22,6 +22,7 @@ from hf_attn_ext.integration.base_models.families import (
     attention_modules,
     attention_shape,
     cross_attention_modules,
+    layer_number,
     slides,
     supported_model_types,
 )
@@ -74,9 +75,7 @@ def converted_layers(model: nn.Module) -> list[ConvertedLayer]:
     for name, module in model.named_modules():
         if ATTRIBUTE in module._modules:
             found.append((name, module, feature_map_of(module)))
-    layers = [
-        ConvertedLayer(name, getattr(module, "layer_idx", None) or 0, module, fmap) for name, module, fmap in found
-    ]
+    layers = [ConvertedLayer(name, layer_number(module) or 0, module, fmap) for name, module, fmap in found]
     return sorted(layers, key=lambda layer: layer.layer_idx)
 
 
@@ -183,7 +182,7 @@ def _build_for(module: nn.Module, path: str, layer_idx: int, config: AttnExtConf
 def attach(model: nn.Module, plan: list[tuple[nn.Module, int, FeatureMap | None]]) -> None:
     """Put the planned maps into the model and mark the modules that keep softmax."""
     for module, layer_idx, feature_map in plan:
-        if getattr(module, "layer_idx", None) is None:
+        if layer_number(module) is None:
             module.layer_idx = layer_idx
             module._attn_ext_numbered = True
         if feature_map is None:

@@ -7,7 +7,7 @@ it (linear kernel, or softmax kept) is decided in the attention function, which 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,21 +28,19 @@ from hf_attn_ext.attention import (
 )
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
-from hf_attn_ext.integration.base_models.families import is_cross_attention
+from hf_attn_ext.integration.base_models.families import causal_call, is_cross_attention
 from hf_attn_ext.integration.kernel_modules.first_use import attach_on_first_use, is_stock
 from hf_attn_ext.integration.kernel_modules.layers import KEEPS_SOFTMAX, feature_map_of
 from hf_attn_ext.integration.masking.attention_function import hasse_attention, hasse_mask
-from hf_attn_ext.integration.masking.call import MaskCall, mask_call, pattern_names
+from hf_attn_ext.integration.masking.call import MaskCall, Streams, mask_call, pattern_names
 from hf_attn_ext.integration.masking.entries import FIELD
 from hf_attn_ext.integration.masking.layouts import check_inputs
+from hf_attn_ext.integration.modifiers import refuse_modifiers
 from hf_attn_ext.integration.names import HASSE, IMPLEMENTATION, STREAM
 from hf_attn_ext.integration.softmax import softmax_attention, wants_weights
 
 from .cache import KernelStateLayer, state_layer
 from .orders import dense_order, order_of
-
-# Keywords of the host's attention functions that change the result and that a linear kernel does not know.
-_NOT_HONOURED = ("position_bias", "softcap", "s_aux", "sliding_window")
 
 
 def register() -> None:
@@ -107,78 +105,50 @@ def flexformer_attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function of the host's attention interface.
+    """The attention function ``"flexformer"`` of Transformers' attention interface.
 
     Args:
-        module: the attention module; its ``feature_map`` decides the kernel, its mark ``keeps_softmax`` the
-            contrary.
+        module: the attention module: its ``feature_map`` is the kernel; the mark ``keeps_softmax`` stands for softmax.
         query, key, value: (B, H, N, d); key and value may have fewer heads.
         attention_mask: what :func:`padding_mask` returned, or a 4-D mask that the caller of the model gave.
+        scaling: what multiplies ``q . k``; None is ``1 / sqrt(d)``.
+        dropout: probability of attention dropout.
+        is_causal: whether this call is causal; None leaves that to the module.
+        **kwargs: the other keywords of the call.
 
     Returns:
         The output (B, Nq, H, d_v) and, where ``output_attentions`` asks for them, the weights (B, H, Nq, Nk): those of
-        softmax, or the kernel's true normalised weights, before dropout (signed for a signed kernel).
+        softmax, or the kernel's normalised weights before dropout (with signs for a signed kernel).
 
     Raises:
         AttnExtError: a 4-D mask or another modifier that a linear kernel cannot honour, a cache of keys, or a module of
             a converted model that has lost its feature map.
     """
-    feature_map = feature_map_of(module)
-    cross = is_cross_attention(module)
-    causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and not cross
-    if feature_map is None and not cross and not getattr(module, KEEPS_SOFTMAX, False):
-        if not is_stock(module):
-            raise AttnExtError(
-                f"a {type(module).__name__} of a converted model has no feature map; it was removed or never attached, "
-                "and softmax in its place would be another model"
-            )
-        feature_map = attach_on_first_use(module, query)
-    need_weights = wants_weights(module, kwargs)
+    feature_map = _feature_map(module, query)
     layer = state_layer(key, kwargs)
-    order = streams = None
-    if isinstance(attention_mask, MaskCall):
-        if feature_map is None:
-            return hasse_attention(
-                module, query, key, value, attention_mask, scaling, dropout, is_causal=is_causal, **kwargs
-            )
-        check_inputs(kwargs)
-        streams = None if layer is None else attention_mask.streams
-        causal, order, attention_mask = order_of(attention_mask, module, causal, key, layer)
+    if feature_map is None and isinstance(attention_mask, MaskCall):
+        return hasse_attention(
+            module, query, key, value, attention_mask, scaling, dropout, is_causal=is_causal, **kwargs
+        )
+    causal = causal_call(module, is_causal) and not is_cross_attention(module)
+    need_weights = wants_weights(module, kwargs)
     if feature_map is None:
         return softmax_attention(
             module, query, key, value, attention_mask, dropout, scaling, need_weights, causal, **kwargs
         )
-    for name in _NOT_HONOURED:
-        if kwargs.get(name) is not None:
-            raise AttnExtError(
-                f"{type(module).__name__} passes {name!r} to its attention, which a linear kernel does not honour"
-            )
+    causal, order, attention_mask, streams = _pattern(module, key, attention_mask, causal, layer, kwargs)
+    refuse_modifiers(module, kwargs, "linear", "a linear kernel")
     mask = _key_padding_mask(attention_mask, key, layer)
-    if causal and key.shape[2] != query.shape[2]:
-        raise AttnExtError(
-            f"{type(module).__name__} got {query.shape[2]} queries and {key.shape[2]} keys: a cache of keys was passed "
-            "to a linear layer, which keeps a state; use hf_attn_ext.LinearCache, after hf_attn_ext.convert(model)"
-        )
+    _check_lengths(module, query, key, causal)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    continued = streams is not None or (layer is not None and layer.state is not None)
-    stream = getattr(module, STREAM, None)
-    if stream is not None and order is not None:
-        raise AttnExtError(
-            "the softmax stream knows no mask but the causal one, and the model has another; take it off for the time "
-            "with set_mask(model, None)"
-        )
-    if continued and (need_weights or stream is not None):
-        what = "attention weights" if need_weights else "the softmax stream"
-        raise AttnExtError(f"{what} over tokens before this call are not to be had from a state; set use_cache=False")
-    groups = query.shape[1] // key.shape[1]
-    heads = (key, value) if groups == 1 else (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    if stream is not None:
+    listener = getattr(module, STREAM, None)
+    _check_listening(listener, order, streams, layer, need_weights)
+    if listener is not None:
         output, weights = softmax_attention(module, query, key, value, mask, 0.0, scaling, need_weights, causal)
-        key, value = heads
-        stream(query, key, value, mask, scaling, output.transpose(1, 2), causal)
+        listener(query, *_repeated(query, key, value), mask, scaling, output.transpose(1, 2), causal)
         return output, weights
-    key, value = heads
-    if streams is not None:
+    key, value = _repeated(query, key, value)
+    if streams is not None and layer is not None:
         output, state = two_stream_attention(
             query, key, value, feature_map, layer.state, *streams, scaling, dropout, layer.maps
         )
@@ -194,6 +164,87 @@ def flexformer_attention(
         )
     weights = _weights(query, key, feature_map, causal, mask, scaling, order) if need_weights else None
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _feature_map(module: nn.Module, query: Tensor) -> FeatureMap | None:
+    """The module's feature map, attached now to a model that is not converted; None where the layer keeps softmax."""
+    feature_map = feature_map_of(module)
+    if feature_map is not None or is_cross_attention(module) or getattr(module, KEEPS_SOFTMAX, False):
+        return feature_map
+    if not is_stock(module):
+        raise AttnExtError(
+            f"a {type(module).__name__} of a converted model has no feature map; it was removed or never attached, "
+            "and softmax in its place would be another model"
+        )
+    return attach_on_first_use(module, query)
+
+
+class _Pattern(NamedTuple):
+    """What the queries of a linear layer see.
+
+    Attributes:
+        causal: only the keys up to their own.
+        order: an order that is neither causal nor everything, or None.
+        mask: the padding mask, or None.
+        streams: the clean tokens and the mask tokens of a pass that continues a state, or None.
+    """
+
+    causal: bool
+    order: MaskSpec | list[MaskSpec] | None
+    mask: Tensor | None
+    streams: Streams | None
+
+
+def _pattern(
+    module: nn.Module,
+    key: Tensor,
+    attention_mask: Tensor | MaskCall | None,
+    causal: bool,
+    layer: KernelStateLayer | None,
+    kwargs: dict[str, Any],
+) -> _Pattern:
+    if not isinstance(attention_mask, MaskCall):
+        return _Pattern(causal, None, attention_mask, None)
+    check_inputs(kwargs)
+    streams = None if layer is None else attention_mask.streams
+    return _Pattern(*order_of(attention_mask, module, causal, key, layer), streams)
+
+
+def _check_lengths(module: nn.Module, query: Tensor, key: Tensor, causal: bool) -> None:
+    if causal and key.shape[2] != query.shape[2]:
+        raise AttnExtError(
+            f"{type(module).__name__} got {query.shape[2]} queries and {key.shape[2]} keys: a cache of keys was passed "
+            "to a linear layer, which keeps a state; use hf_attn_ext.LinearCache, after hf_attn_ext.convert(model)"
+        )
+
+
+def _check_listening(
+    listener: Any,
+    order: MaskSpec | list[MaskSpec] | None,
+    streams: Streams | None,
+    layer: KernelStateLayer | None,
+    need_weights: bool,
+) -> None:
+    """Softmax and weights need every key of the text, which a state does not hold."""
+    if listener is not None and order is not None:
+        raise AttnExtError(
+            "the softmax stream knows no mask but the causal one, and the model has another; remove it for the time "
+            "with set_mask(model, None)"
+        )
+    continued = streams is not None or (layer is not None and layer.state is not None)
+    if continued and (need_weights or listener is not None):
+        what = "attention weights" if need_weights else "the softmax stream"
+        raise AttnExtError(
+            f"{what} over tokens before this call cannot be computed from a recurrent state; pass use_cache=False"
+        )
+
+
+def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Grouped keys and values, repeated to the number of query heads."""
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1:
+        return key, value
+    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
 
 
 def _weights(

@@ -8,7 +8,13 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationCon
 from transformers.generation import GenerationMode
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.base_models.families import CACHE_ARGUMENTS, attention_modules, cache_argument, is_causal
+from hf_attn_ext.integration.base_models.families import (
+    CACHE_ARGUMENTS,
+    attention_modules,
+    cache_argument,
+    is_causal,
+    reads_encoder,
+)
 from hf_attn_ext.integration.masking.recipe import heads_of
 from hf_attn_ext.integration.masking.settings import MaskSettings
 
@@ -89,7 +95,7 @@ def keeps_state(model: PreTrainedModel) -> bool:
 def new_cache(model: PreTrainedModel) -> Cache:
     """An empty cache for ``model``; where it also attends to an encoder, that part keeps keys as ever."""
     cache = LinearCache(model.config)
-    if getattr(model.config, "add_cross_attention", False) or model.config.is_encoder_decoder:
+    if reads_encoder(model.config):
         return EncoderDecoderCache(cache, DynamicCache(config=model.config))
     return cache
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
+from hf_attn_ext.integration.base_models.families import layer_number
 from hf_attn_ext.integration.masking.call import MaskCall
 from hf_attn_ext.integration.masking.linear_masks import check_linear_mask
 
@@ -26,7 +27,7 @@ def order_of(
     padding = call.padding
     if mask is None:
         return causal, None, padding
-    check_linear_mask(mask, getattr(module, "layer_idx", 0))
+    check_linear_mask(mask, layer_number(module) or 0)
     if layer is not None and call.streams is not None:
         return True, None, None
     given = call.given is not None

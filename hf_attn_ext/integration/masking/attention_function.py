@@ -10,11 +10,11 @@ import sys
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.families import is_cross_attention
-from hf_attn_ext.integration.softmax import BY_SCORES, BY_SDPA, refuse_modifiers, wants_weights
+from hf_attn_ext.integration.modifiers import refuse_modifiers
+from hf_attn_ext.integration.softmax import dense_attention, sdpa_attention, wants_weights
 
 from .call import MaskCall, mask_call, wrong_mask
 from .flex import block_mask, flex_mask_attention
@@ -95,12 +95,9 @@ def masked_attention(
         tiles = block_mask(call, layer, query.device)
         output = flex_mask_attention(module, query, key, value, tiles, dropout, scaling, kwargs)
         return output.transpose(1, 2).contiguous(), None
-    refuse_modifiers(module, kwargs, BY_SDPA, _SDPA)
+    refuse_modifiers(module, kwargs, "sdpa", _SDPA)
     mask, causal = call.allowed(layer, query.device, skip=True)
-    kwargs = {name: entry for name, entry in kwargs.items() if name not in ("is_causal", "output_attentions")}
-    return sdpa_attention_forward(
-        module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **kwargs
-    )
+    return sdpa_attention(module, query, key, value, mask, dropout, scaling, causal, kwargs)
 
 
 def stock_attention(
@@ -116,11 +113,9 @@ def stock_attention(
     """A layer without a mask of ours: the host's own pattern and function; the backend ``"flex"`` uses sdpa here."""
     if call.settings.backend == "eager" or wants_weights(module, kwargs):
         return eager_attention(module, query, key, value, call.stock("eager"), scaling, dropout, kwargs)
-    refuse_modifiers(module, kwargs, BY_SDPA, _SDPA)
-    kwargs = {name: entry for name, entry in kwargs.items() if name != "output_attentions"}
-    return sdpa_attention_forward(
-        module, query, key, value, call.stock("sdpa"), dropout=dropout, scaling=scaling, **kwargs
-    )
+    refuse_modifiers(module, kwargs, "sdpa", _SDPA)
+    mask, causal = call.stock("sdpa"), kwargs.get("is_causal")
+    return sdpa_attention(module, query, key, value, mask, dropout, scaling, causal, kwargs)
 
 
 def eager_attention(
@@ -139,10 +134,5 @@ def eager_attention(
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if own is not None:
         return own(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
-    refuse_modifiers(module, kwargs, BY_SCORES, "the plain eager attention")
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    weights = nn.functional.softmax(scores if mask is None else scores + mask, dim=-1)
-    dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
-    return (dropped @ value).transpose(1, 2).contiguous(), weights
+    refuse_modifiers(module, kwargs, "scores", "the plain eager attention")
+    return dense_attention(module, query, key, value, mask, dropout, scaling)

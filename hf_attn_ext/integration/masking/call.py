@@ -23,6 +23,7 @@ from transformers.masking_utils import (
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
+from hf_attn_ext.integration.base_models.families import layer_number
 
 from .entries import FIELD
 from .recipe import LayerMask, heads_of
@@ -118,7 +119,7 @@ class MaskCall:
         Raises:
             AttnExtError: the layer's own pattern is one that a mask cannot stand in for.
         """
-        number = getattr(module, "layer_idx", None)
+        number = layer_number(module)
         if number is None:
             number = self._numbers.setdefault(id(module), len(self._numbers))
         layer = self.settings.of_layer(number)

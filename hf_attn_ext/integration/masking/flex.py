@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse.registry import kept_by_name
-from hf_attn_ext.integration.softmax import BY_SCORES, refuse_modifiers
+from hf_attn_ext.integration.modifiers import refuse_modifiers
 
 from .call import MaskCall
 from .recipe import LayerMask, Recipe, heads_of
@@ -37,7 +37,7 @@ def flex_mask_attention(
     Raises:
         AttnExtError: attention dropout, a modifier that is not honoured, or gradients on the CPU.
     """
-    refuse_modifiers(module, kwargs, BY_SCORES, "backend 'flex' (backend='eager' takes the family's own attention)")
+    refuse_modifiers(module, kwargs, "scores", "backend 'flex' (backend='eager' takes the family's own attention)")
     if dropout:
         raise AttnExtError(
             f"backend 'flex' has no attention dropout, and {type(module).__name__} has {dropout}; set it to 0 in the "

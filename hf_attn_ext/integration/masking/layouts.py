@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers.loss.loss_utils import LOSS_MAPPING
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
@@ -71,12 +70,6 @@ def lay_out(
     laid["labels"] = labels.masked_fill(~attention, IGNORED)
     laid["attention_mask"] = attention.long()
     return laid
-
-
-def shifts_labels(model: Any) -> bool:
-    """Whether a model's own loss compares each position with the label of the next."""
-    kind = getattr(model, "loss_type", None)
-    return kind not in LOSS_MAPPING or kind == "ForCausalLM"
 
 
 def _neighbours(ids: Tensor, real: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,9 @@ from hf_attn_ext.integration.base_models.families import (
     FAMILIES,
     attention_modules,
     attention_shape,
+    configured_layers,
     is_causal,
+    layer_number,
     slides,
     stock_type,
     supported_model_types,
@@ -208,7 +210,7 @@ def _attention(model: Any) -> list[torch.nn.Module]:
     modules = [module for _, module in attention_modules(model)]
     if not modules:
         raise AttnExtError(f"{name} has no self-attention layer that a mask could be set for; supported: {listed}")
-    numbers = [getattr(module, "layer_idx", None) for module in modules]
+    numbers = [layer_number(module) for module in modules]
     if any(number not in (None, i) for i, number in enumerate(numbers)):
         raise AttnExtError(f"the attention layers of {name} are numbered {numbers}, not from 0 on; supported: {listed}")
     return modules
@@ -292,7 +294,7 @@ def _check_flow(model: PreTrainedModel, settings: MaskSettings, causal: list[boo
     size = len(specs[0])
     if len(recipes) == 1 and all(layer is not None for layer in settings.layers):
         # a model whose layers share one module (ALBERT) runs it more often than it is there
-        count = max(len(settings.layers), getattr(model.config, "num_hidden_layers", None) or 0)
+        count = max(len(settings.layers), configured_layers(model.config) or 0)
         for finding in specs[0].check(num_layers=count):
             if finding.severity == "note":
                 continue

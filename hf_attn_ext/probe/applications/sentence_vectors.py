@@ -17,13 +17,8 @@ from torch import Tensor, nn
 
 from hf_attn_ext.errors import AttnExtError, short
 from hf_attn_ext.integration.base_models.evaluation import evaluating
-from hf_attn_ext.integration.base_models.readable_layers import (
-    Layer,
-    capturable_layers,
-    causal_model,
-    max_tokens,
-    token_reader,
-)
+from hf_attn_ext.integration.base_models.positions import max_tokens
+from hf_attn_ext.integration.base_models.readable_layers import Layer, capturable_layers, causal_model, token_reader
 from hf_attn_ext.integration.capture.attention_maps import attention_map, check_followed, visible_keys
 from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs

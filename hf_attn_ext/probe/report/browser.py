@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from hf_attn_ext.integration.base_models.evaluation import evaluating
-from hf_attn_ext.integration.base_models.readable_layers import max_tokens
+from hf_attn_ext.integration.base_models.positions import max_tokens
 from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.probe.corpus.annotate import segment_starts, sentence_starts

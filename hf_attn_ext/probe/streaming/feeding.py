@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.integration.base_models.positions import max_tokens
 from hf_attn_ext.integration.base_models.projections import call_options
-from hf_attn_ext.integration.base_models.readable_layers import Layer, causal_model, max_tokens, token_reader
+from hf_attn_ext.integration.base_models.readable_layers import Layer, causal_model, token_reader
 from hf_attn_ext.probe.corpus.annotate import Annotation, annotate, check_boundaries, check_language
 from hf_attn_ext.probe.options import check_ids, whole
 

@@ -12,7 +12,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.base_models.families import attention_modules, stock_type
+from hf_attn_ext.integration.base_models.families import attention_modules, is_causal
+from hf_attn_ext.integration.base_models.positions import configured_max_tokens
 from hf_attn_ext.training.config import ModelConfig
 from hf_attn_ext.training.data.encoding import EncodedSplit
 from hf_attn_ext.training.data.labels import LANGUAGE, match_teacher
@@ -143,7 +144,7 @@ def is_language_model(class_name: str) -> bool:
 def check_causal(model: torch.nn.Module, name: str) -> None:
     """Raise AttnExtError for a model whose tokens see those behind them: its "perplexity" would mean nothing."""
     modules = [module for _, module in attention_modules(model)]
-    if modules and not any(getattr(m, "is_causal", False) or getattr(m, "is_decoder", False) for m in modules):
+    if modules and not any(map(is_causal, modules)):
         raise AttnExtError(
             f"model {name!r} ({model.config.model_type}) is not causal: its tokens see those they should predict. "
             "task: language_modeling needs a decoder, such as gpt2"
@@ -159,7 +160,7 @@ def check_fits(host: Any, name: str, encoded: EncodedSplit) -> None:
         encoded: the tokenised texts.
     """
     largest, longest = int(encoded.ids.max()), int(encoded.lengths.max())
-    vocabulary, positions = getattr(host, "vocab_size", None), _positions(host)
+    vocabulary, positions = getattr(host, "vocab_size", None), configured_max_tokens(host)
     if vocabulary is not None and largest >= vocabulary:
         raise AttnExtError(
             f"this tokenizer is not that of model {name!r}: it gives the token id {largest}, and the model knows ids "
@@ -171,17 +172,8 @@ def check_fits(host: Any, name: str, encoded: EncodedSplit) -> None:
         )
 
 
-def _positions(host: Any) -> int | None:
-    positions = getattr(host, "max_position_embeddings", None)
-    if positions is None or positions < 0:  # XLNet says -1
-        return None
-    if stock_type(host.model_type) in ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"):
-        positions -= (host.pad_token_id or 0) + 1  # these count positions from the padding index on
-    return positions
-
-
 def _check_length(host: Any, name: str, max_length: int) -> None:
-    positions = _positions(host)
+    positions = configured_max_tokens(host)
     if positions is not None and max_length > positions:
         raise AttnExtError(f"max_length is {max_length}, but model {name!r} has only {positions} positions")
 

@@ -26,7 +26,7 @@ from hf_attn_ext.integration import (
     supported_model_types,
 )
 from hf_attn_ext.integration.base_models.evaluation import evaluating
-from hf_attn_ext.integration.base_models.families import stock_type
+from hf_attn_ext.integration.base_models.families import is_causal, stock_type
 from hf_attn_ext.training.config import Stage1Config
 from hf_attn_ext.training.data.encoding import model_inputs
 
@@ -138,7 +138,7 @@ def _run_stream(
     """Run the model without its head, softmax in every layer, dropout off, up to the last converted layer."""
     layers = converted_layers(model)
     last = layers[-1].name
-    causal = any(getattr(layer.module, "is_causal", False) for layer in layers)
+    causal = any(is_causal(layer.module) for layer in layers)
     # a model that is not in the table may use one attention module many times (ALBERT does): let it run through
     known = stock_type(model.config.model_type) in supported_model_types()
 

@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_attn_ext.errors import AttnExtError, short
-from hf_attn_ext.integration.base_models.wrapping import unwrap
+
+from .wrapping import unwrap
 
 MASK_TOKEN = "<mask>"
 
