@@ -78,10 +78,10 @@ def test_a_stock_model_beside_a_tokenizer_that_has_it_already():
 def test_mistakes():
     with pytest.raises(AttnExtError, match="'w3' is in the vocabulary already"):
         hax.add_mask_token(tiny.tiny_model(GPT2LMHeadModel), words(40), token="w3")
-    with pytest.raises(AttnExtError, match="needs a transformers model, got str"):
+    with pytest.raises(AttnExtError, match="model must be a Transformers model, got str"):
         hax.add_mask_token("gpt2", words(40))
     for wrong in (None, "gpt2", 5):
-        with pytest.raises(AttnExtError, match="tokenizer must be one of transformers, got"):
+        with pytest.raises(AttnExtError, match="tokenizer must be a Transformers tokenizer, got"):
             hax.add_mask_token(tiny.tiny_model(GPT2LMHeadModel), wrong)
     for wrong in (None, "", 5):
         with pytest.raises(AttnExtError, match="token must be a text, got"):

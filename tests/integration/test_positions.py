@@ -49,7 +49,7 @@ def test_positions_repeat_from_the_start():
     ("cls", "length", "message"),
     [
         (LlamaModel, 100, "LlamaModel has no table of learned positions.*rope"),
-        (BertModel, 20, "BertModel has 40 positions already; 20 would take some away"),
+        (BertModel, 20, "BertModel has 40 positions already, got length 20"),
         (BertModel, 0, "got 0"),
         (BertModel, 99.5, "got 99.5"),
     ],

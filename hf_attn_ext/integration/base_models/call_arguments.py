@@ -1,4 +1,4 @@
-"""What a call of a model is given: its arguments by name, a cache that it continues, and which tokens are padding."""
+"""Read the arguments of a model call: by name, whether they continue a cache, and which tokens are padding."""
 
 from __future__ import annotations
 
@@ -14,14 +14,23 @@ from hf_attn_ext.errors import AttnExtError
 
 from .families import CACHE_ARGUMENTS
 
-# Also those of older models, and of people's own.
+# With the names of older models and of users' own.
 _CACHES = (*CACHE_ARGUMENTS, "past_key_value", "layer_past", "past", "kv_cache", "mems")
-# What an additive mask adds where nothing is seen is this or less: the host's older models have -10000.
+# An additive mask hides a key with this value or a smaller one: Transformers' older models use -10000.
 _HIDDEN = -1e4
 
 
 def arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """A call's arguments by name; a wrong call is left to the model, whose message is the better one."""
+    """Return a call's arguments by name.
+
+    Args:
+        module: the module that is called.
+        args, kwargs: the arguments of its ``forward``.
+
+    Returns:
+        All arguments by name; ``kwargs`` alone for a call that ``forward`` does not accept, as the model's own error
+        is the clearer one.
+    """
     try:
         return dict(_signature(type(module)).bind_partial(module, *args, **kwargs).arguments) | kwargs
     except TypeError:
@@ -29,29 +38,38 @@ def arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 
 def check_no_cache(given: Mapping[str, Any]) -> None:
-    """Raise where a call continues a cache: one that says its length, or tensors in sequences or mappings.
+    """Check that a call does not continue a cache.
+
+    Args:
+        given: the call's arguments by name; a cache says its length, or holds tensors in sequences or mappings.
 
     Raises:
-        AttnExtError: it does.
+        AttnExtError: it continues one.
     """
     for name in _CACHES:
-        cache = given.get(name)
+        cache: Any = given.get(name)
         seen = cache.get_seq_length() if hasattr(cache, "get_seq_length") else _longest(cache)
         if isinstance(seen, int) and seen > 0:
             raise AttnExtError(
-                f"the pass continues a cache of {seen} tokens ({name}), whose outputs are gone; give the whole text at "
-                "once, with use_cache=False, or leave the block before generating"
+                f"the pass continues a cache of {seen} tokens ({name}), whose outputs are not available; give the "
+                "whole text at once with use_cache=False, or leave the block before generating"
             )
 
 
 def padding_mask(given: Mapping[str, Any]) -> Tensor | None:
-    """Bool (B, N), True = real token, of a call's arguments; None where the call names no tokens and no mask.
+    """Return the padding mask of a call.
 
-    Of a mask with more axes than two, padding is what no query may see, not even itself; padding that sees itself
-    cannot be told from text there.
+    In a mask of more than two axes, a key is padding where no query may see it, not even the key's own. Padding that
+    sees itself counts as text there.
+
+    Args:
+        given: the call's arguments by name.
+
+    Returns:
+        Bool (B, N), True = real token; None where the call has neither tokens nor a mask.
 
     Raises:
-        AttnExtError: a mask (B, N) of other values than 0 and 1, or a float one without any 1: an additive one.
+        AttnExtError: a mask (B, N) with other values than 0 and 1, or a float mask without any 1, which is additive.
     """
     ids, mask = given.get("input_ids"), given.get("attention_mask")
     if torch.is_tensor(mask) and mask.ndim == 2:
@@ -75,13 +93,13 @@ def _of_two_axes(mask: Tensor) -> Tensor:
     odd = mask[(mask != 0) & (mask != 1)]
     if odd.numel():
         raise AttnExtError(
-            f"attention_mask has {odd[0].item():g}; of shape (batch, tokens) it must have 1 for tokens and 0 for "
-            "padding, not what an additive mask adds"
+            f"attention_mask has {odd[0].item():g}; a mask of shape (batch, tokens) must have 1 for tokens and "
+            "0 for padding, not the values of an additive mask"
         )
     if mask.is_floating_point() and mask.numel() and not mask.any():
         raise AttnExtError(
-            "attention_mask is 0.0 everywhere: all padding, or an additive mask; of shape (batch, tokens) it must have "
-            "1 for tokens and 0 for padding"
+            "attention_mask is 0.0 everywhere: all padding, or an additive mask; a mask of shape (batch, tokens) must "
+            "have 1 for tokens and 0 for padding"
         )
     return mask.to(torch.bool)
 
@@ -92,7 +110,7 @@ def _signature(cls: type) -> inspect.Signature:
 
 
 def _longest(cache: Any) -> int:
-    """Of the tensors (..., tokens, size) in it; 0 where there are none, as in a list of None."""
+    """The most tokens of the tensors (..., tokens, size) in a cache; 0 where it holds none, as a list of None."""
     return max((each.shape[-2] if each.ndim > 1 else each.numel() for each in _tensors(cache)), default=0)
 
 

@@ -1,7 +1,7 @@
-"""The model families that are tried and tested, as one table, and what their classes are called.
+"""Facts about model classes: the tested model families, attention modules, head layouts and causality.
 
-A family is one row: adding one is adding a row (and its tests). Head classes are not listed; they are read from
-the host's AutoModel mappings, so a head that a later release adds is found without a change here.
+A family is one row of the table: to add one, add a row and its tests. Head classes are not listed. They are read from
+Transformers' AutoModel mappings, so a head that a later release adds needs no change here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class Family:
     """One supported model type.
 
     Attributes:
-        model_type: the stock ``config.model_type``.
-        attention: the name of the class of its self-attention modules, whose ``feature_map`` the conversion
-            adds.
+        model_type: the base model's ``config.model_type``.
+        attention: the class name of its self-attention modules, to which the conversion adds ``feature_map``.
     """
 
     model_type: str
@@ -53,12 +52,12 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
-# How the host's models call the same numbers, most usual first.
+# Names of the same numbers in Transformers' models, the most usual first.
 HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 HEAD_DIMS = ("attention_head_size", "head_dim", "head_size")
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
-# How they call the projection of the heads' outputs, inside the attention module.
+# Names of the projection of the heads' outputs inside the attention module.
 _PROJECTIONS = ("o_proj", "c_proj", "out_lin", "out_proj", "dense")
 
 # Types whose position ids start behind the padding index.
@@ -69,13 +68,13 @@ CACHE_ARGUMENTS = ("cache", "past_key_values")
 
 
 def supported_model_types() -> list[str]:
-    """Return the stock model types that are tested with every head class, such as ``"roberta"``."""
+    """Return the model types that are tested with every head class, such as ``"roberta"``."""
     return list(FAMILIES)
 
 
 @functools.cache
-def auto_classes() -> dict[str, type]:
-    """Return the host's ``AutoModel`` and ``AutoModelFor...`` classes by name."""
+def auto_classes() -> dict[str, Any]:
+    """Return Transformers' ``AutoModel`` and ``AutoModelFor...`` classes by name."""
     return {
         name: cls
         for name, cls in vars(modeling_auto).items()
@@ -84,23 +83,24 @@ def auto_classes() -> dict[str, type]:
 
 
 def head_classes(model_type: str) -> dict[str, tuple[type, ...]]:
-    """Return, for a stock model type, the stock classes that each AutoModel class knows.
+    """Return the classes that each AutoModel class knows for a model type, by the AutoModel class's name.
+
+    Args:
+        model_type: of a base model, such as ``"distilbert"``.
 
     Example:
         >>> head_classes("distilbert")["AutoModelForMaskedLM"][0].__name__
         'DistilBertForMaskedLM'
     """
-    found = {}
-    for name, auto in auto_classes().items():
-        names = auto._model_mapping._model_mapping.get(model_type)
-        if names:
-            names = names if isinstance(names, (tuple, list)) else (names,)
-            classes = [getattr(transformers, one) for one in names]
-            # some mappings list a model of another type, built around this one
-            own = tuple(cls for cls in classes if cls.config_class.model_type == model_type)
-            if own:
-                found[name] = own
-    return found
+    by_auto_class = {}
+    for auto_name, auto in auto_classes().items():
+        names = auto._model_mapping._model_mapping.get(model_type) or ()
+        classes = [getattr(transformers, name) for name in ([names] if isinstance(names, str) else names)]
+        # some mappings list a model of another type that is built around this one
+        own = tuple(cls for cls in classes if cls.config_class.model_type == model_type)
+        if own:
+            by_auto_class[auto_name] = own
+    return by_auto_class
 
 
 def cache_argument(parameters: Collection[str]) -> str | None:
@@ -114,7 +114,7 @@ def is_cross_attention(module: nn.Module) -> bool:
 
 
 def is_causal(module: nn.Module) -> bool:
-    """Whether an attention module's queries see only what comes before them."""
+    """Whether the queries of an attention module see only the tokens up to their own."""
     return bool(getattr(module, "is_causal", False) or getattr(module, "is_decoder", False))
 
 
@@ -154,7 +154,7 @@ def slides(config: Any, layer_idx: int) -> bool:
 
 @functools.cache
 def _calls_interface(cls: type) -> bool:
-    """Whether the class's own forward looks its attention function up in the host's attention interface."""
+    """Whether the forward of the class looks its attention function up in Transformers' attention interface."""
     try:
         return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(cls.forward)
     except (OSError, TypeError):
@@ -164,16 +164,17 @@ def _calls_interface(cls: type) -> bool:
 def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the self-attention modules of ``model`` as ``(name, module)``, in layer order.
 
-    For a supported family they are the modules of the table's class; for any other model those whose
-    forward calls the attention interface. Cross-attention is never among them.
+    In a supported family they are the modules of the table's class, in any other model those whose forward calls the
+    attention interface. Cross-attention is never included.
     """
-    family = FAMILIES.get(stock_type(model.config.model_type))
-    found = []
+    config: Any = model.config
+    family = FAMILIES.get(stock_type(config.model_type))
+    modules = []
     for name, module in model.named_modules():
         known = type(module).__name__ == family.attention if family else _calls_interface(type(module))
         if known and not is_cross_attention(module):
-            found.append((name, module))
-    return found
+            modules.append((name, module))
+    return modules
 
 
 def cross_attention_modules(model: nn.Module) -> list[nn.Module]:
@@ -182,7 +183,7 @@ def cross_attention_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def stock_type(model_type: str) -> str:
-    """Return the stock model type for ``"attn_ext_roberta"`` or ``"roberta"``."""
+    """Return the base model's type, ``"roberta"`` for ``"attn_ext_roberta"`` and for ``"roberta"``."""
     return model_type.removeprefix(TYPE_PREFIX)
 
 
@@ -190,16 +191,16 @@ def attention_shape(module: nn.Module) -> tuple[int, int] | None:
     """Return ``(number of query heads, head_dim)`` of an attention module, or None where it does not say."""
     config = getattr(module, "config", None)
 
-    def said(names: tuple[str, ...]) -> int | None:
+    def number(names: tuple[str, ...]) -> int | None:
         own = first_int(module, names)
         return first_int(config, names) if own is None else own
 
-    heads = said(HEAD_COUNTS)
+    heads = number(HEAD_COUNTS)
     if heads is None:
         return None
-    head_dim = said(HEAD_DIMS)
+    head_dim = number(HEAD_DIMS)
     if head_dim is None:
-        width = said(("embed_dim", "hidden_size"))
+        width = number(("embed_dim", "hidden_size"))
         head_dim = width // heads if width and width % heads == 0 else None
     return None if head_dim is None else (heads, head_dim)
 
@@ -207,31 +208,29 @@ def attention_shape(module: nn.Module) -> tuple[int, int] | None:
 def output_projection(model: nn.Module, name: str) -> nn.Module | None:
     """Return the linear layer that the heads' outputs of the attention module ``name`` go through, or None.
 
-    BERT's kind keeps it beside the attention module, as ``output.dense``; the others inside.
+    Models of BERT's kind keep it next to the attention module, as ``output.dense``, the others inside.
     """
     module = model.get_submodule(name)
     shape = attention_shape(module)
-    for inner in _PROJECTIONS:
-        found = getattr(module, inner, None)
-        if found is not None:
-            break
-    else:
-        beside = f"{name.rpartition('.')[0]}.output.dense".lstrip(".")
-        found = dict(model.named_modules()).get(beside)
-    if shape is None or not isinstance(found, (nn.Linear, Conv1D)):
+    inner = (getattr(module, attribute, None) for attribute in _PROJECTIONS)
+    projection = next((each for each in inner if each is not None), None)
+    if projection is None:
+        neighbour = f"{name.rpartition('.')[0]}.output.dense".lstrip(".")
+        projection = dict(model.named_modules()).get(neighbour)
+    if shape is None or not isinstance(projection, (nn.Linear, Conv1D)):
         return None
-    width = found.in_features if isinstance(found, nn.Linear) else found.weight.shape[0]
-    return found if width % shape[0] == 0 else None
+    width = projection.in_features if isinstance(projection, nn.Linear) else projection.weight.shape[0]
+    return projection if width % shape[0] == 0 else None
 
 
-def projection_by_head(projection: nn.Module, num_heads: int) -> Tensor:
-    """Return an output projection's weight as (H, d, width): what turns each head's output into its part of the sum."""
+def projection_by_head(projection: nn.Linear | Conv1D, num_heads: int) -> Tensor:
+    """Return an output projection's weight as (H, d, width): the matrix that each head's output is multiplied by."""
     weight = projection.weight if isinstance(projection, Conv1D) else projection.weight.T
     return weight.unflatten(0, (num_heads, -1))
 
 
 def first_int(holder: Any, names: tuple[str, ...]) -> int | None:
-    """The first of ``names`` that is a whole number in ``holder``, or None."""
+    """Return the first attribute of ``holder`` among ``names`` that is a whole number, or None."""
     for name in names:
         value = getattr(holder, name, None)
         if isinstance(value, int) and not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What the numbers of a model's layers hang on, in short."""
+"""Fingerprint of the weights and settings that the outputs of a model's layers depend on."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from torch import Tensor, nn
 
 from .readable_layers import Layer, configuration_of, token_reader
 
-# What a configuration says of where it came from and of a head, not of what layers do.
-_ASIDE = ("_name_or_path", "transformers_version", "architectures", "id2label", "label2id", "problem_type")
-# Rotary frequencies, which the host itself switches by a text's length.
+# Fields of a configuration about its origin and about a head, which no layer depends on.
+_UNRELATED = ("_name_or_path", "transformers_version", "architectures", "id2label", "label2id", "problem_type")
+# Rotary frequencies, which Transformers itself switches by a text's length.
 _SWITCHED = "inv_freq"
 
 
 def fingerprint(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
-    """Hashes of its ``weights`` and its ``configuration``: masks, what was converted, its attention backend.
+    """Return hashes of a model's weights and of its configuration.
 
-    Of the part that reads tokens, without head and pooler, which a checkpoint may lack. Of the weights, some thousand
-    entries of every parameter and buffer, such as a kernel's random directions: training changes them, as another seed
-    does, and it takes no time.
+    The weights are those of the part that reads tokens, without head and pooler, which a checkpoint may lack. Some
+    thousand entries of every parameter and buffer are hashed, which is fast and which training or another seed
+    changes.
+
+    Args:
+        model: the model.
+        layers: the layers that the part must contain.
+
+    Returns:
+        ``weights`` and ``configuration``, hexadecimal; the second includes masks, conversion and attention backend.
 
     Example:
         >>> fingerprint(model, capturable_layers(model))["weights"]  # doctest: +SKIP
@@ -49,11 +56,11 @@ def _some(tensor: Tensor) -> bytes:
 
 
 def _configuration(model: nn.Module) -> str:
-    said = {name: value for name, value in configuration_of(model).items() if name not in _ASIDE}
-    text = json.dumps(_with_names(said), sort_keys=True, default=str)
+    fields = {name: value for name, value in configuration_of(model).items() if name not in _UNRELATED}
+    text = json.dumps(_with_text_keys(fields), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _with_names(said: Any) -> Any:
-    """Keys as text, which alone can be sorted whatever they are."""
-    return {str(name): _with_names(value) for name, value in said.items()} if isinstance(said, dict) else said
+def _with_text_keys(value: Any) -> Any:
+    """Dictionaries with text as keys, so that they can be sorted."""
+    return {str(key): _with_text_keys(part) for key, part in value.items()} if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""A mask token for vocabularies that have none, as those of GPTs."""
+"""A mask token for vocabularies without one, such as those of GPTs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ MASK_TOKEN = "<mask>"
 def add_mask_token(model: Any, tokenizer: Any, token: str = MASK_TOKEN) -> Any:
     """Give a tokenizer a mask token and the model a row for it, in place.
 
-    The new row is the mean of the others, in the input embeddings and, where they are not the same, in the output's
-    (bias included). Rows that a padded vocabulary has already are used first. Where the tokenizer has a mask token that
-    the model has a row for, nothing changes: doing it again does nothing. Save both afterwards, in one folder.
+    The new row is the mean of the other rows, in the input embeddings and in untied output embeddings with their bias.
+    Rows that a padded vocabulary already has are used first. A second call changes nothing. Save both afterwards, in
+    one folder.
 
     Args:
-        model: stock or converted; PEFT's wrapper is looked through.
-        tokenizer: the model's.
-        token: the text of the new token; in a text it is read as the mask token from now on.
+        model: a base model or a converted one, wrapped by PEFT or not.
+        tokenizer: the model's tokenizer.
+        token: the text of the new token; the tokenizer reads it as the mask token from now on.
 
     Returns:
-        The model; the id is ``tokenizer.mask_token_id``, and ``config.mask_token_id``.
+        The model; the id is ``tokenizer.mask_token_id`` and ``config.mask_token_id``.
 
     Raises:
-        AttnExtError: no transformers model or tokenizer, or ``token`` is an ordinary token of the vocabulary already.
+        AttnExtError: no Transformers model or tokenizer, or ``token`` is an ordinary token of the vocabulary.
+
+    Source: ours.
 
     Example:
         >>> hax.add_mask_token(model, tokenizer)  # doctest: +SKIP
@@ -40,15 +42,15 @@ def add_mask_token(model: Any, tokenizer: Any, token: str = MASK_TOKEN) -> Any:
     """
     base = unwrap(model)
     if not isinstance(base, PreTrainedModel):
-        raise AttnExtError(f"add_mask_token needs a transformers model, got {type(base).__name__}")
+        raise AttnExtError(f"model must be a Transformers model, got {type(base).__name__}")
     if not all(hasattr(tokenizer, name) for name in ("get_vocab", "add_special_tokens", "mask_token_id")):
-        raise AttnExtError(f"tokenizer must be one of transformers, got {short(tokenizer)}")
+        raise AttnExtError(f"tokenizer must be a Transformers tokenizer, got {short(tokenizer)}")
     if not isinstance(token, str) or not token:
         raise AttnExtError(f"token must be a text, got {short(token)}")
     before = len(tokenizer)
     if tokenizer.mask_token is None:
         if token in tokenizer.get_vocab():
-            raise AttnExtError(f"{token!r} is in the vocabulary already, with another meaning; choose another token")
+            raise AttnExtError(f"{token!r} is in the vocabulary already, as an ordinary token; choose another one")
         tokenizer.add_special_tokens({"mask_token": token})
     number = tokenizer.mask_token_id
     rows = base.get_input_embeddings().weight.shape[0]
@@ -61,7 +63,7 @@ def add_mask_token(model: Any, tokenizer: Any, token: str = MASK_TOKEN) -> Any:
 
 
 def _fill(model: PreTrainedModel, known: int, number: int) -> None:
-    """Rows ``known`` to ``number`` become the mean of those before: of the embeddings, the head, and its bias."""
+    """Set rows ``known`` to ``number`` of the embeddings, the head and its bias to the mean of those before."""
     head = model.get_output_embeddings()
     weights = [model.get_input_embeddings().weight]
     if head is not None:

@@ -1,4 +1,4 @@
-"""More learned positions for a pretrained model: linear attention pays off where texts are longer than it knew."""
+"""Learned positions of a model: how many it has, and more of them for longer texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_attn_ext.errors import AttnExtError
 from .families import COUNTS_FROM_PADDING, first_int, stock_type
 from .readable_layers import config_of
 
-# What the host's models call their table of learned absolute positions.
+# Names of the table of learned absolute positions in Transformers' models.
 _TABLES = ("position_embeddings", "wpe")
 _LONGEST = 2**24
 
@@ -22,19 +22,20 @@ _LONGEST = 2**24
 def extend_positions(model: PreTrainedModel, length: int) -> PreTrainedModel:
     """Give a model with learned absolute positions (BERT, RoBERTa, GPT-2 and their kind) more of them, in place.
 
-    New positions repeat the old ones from the start, as Longformer (2004.05150) was initialised: texts that fitted
-    before give the very same outputs, and longer ones see familiar neighbours. What such a model makes of a long text
-    is up to training on long texts. The tokenizer is another object: set its ``model_max_length``.
+    New positions repeat the old ones from the start, so texts that fitted before give the very same outputs. Train the
+    model on long texts before relying on it there. The tokenizer is another object: set its ``model_max_length``.
 
     Args:
-        model: a stock or converted model.
+        model: a base model or a converted one.
         length: how many tokens a text may have afterwards, special tokens included.
 
     Returns:
-        The same object; ``config.max_position_embeddings`` counts as the family counts.
+        The same object; ``config.max_position_embeddings`` is set as the family counts it.
 
     Raises:
-        AttnExtError: no table of learned positions (rotary models have none), or a length below what the model has.
+        AttnExtError: no table of learned positions (rotary models have none), or a length below the present one.
+
+    Source: the initialisation of Longformer (arXiv:2004.05150, section 5).
 
     Example:
         >>> hax.extend_positions(model, 4096)  # doctest: +SKIP
@@ -50,11 +51,11 @@ def extend_positions(model: PreTrainedModel, length: int) -> PreTrainedModel:
         )
     for module, attribute in holders:
         old: nn.Embedding = getattr(module, attribute)
-        # RoBERTa counts positions from behind the padding index, which has a row of its own
+        # RoBERTa's positions start behind the padding index, which has a row of its own
         first = 0 if old.padding_idx is None else old.padding_idx + 1
         usable = old.num_embeddings - first
         if length < usable:
-            raise AttnExtError(f"{name} has {usable} positions already; {length} would take some away")
+            raise AttnExtError(f"{name} has {usable} positions already, got length {length}; give a larger one")
         rows = first + torch.arange(length, device=old.weight.device) % usable
         weight = torch.cat([old.weight[:first], old.weight[rows]])
         new = nn.Embedding(len(weight), old.embedding_dim, old.padding_idx, _weight=weight, dtype=weight.dtype)
@@ -105,7 +106,7 @@ def _is_table(module: nn.Module, name: str) -> bool:
 
 
 def _extend_buffers(module: nn.Module, rows: int) -> None:
-    """Embedding modules hold 0, 1, ... and a row of zeros, as long as the table."""
+    """Lengthen the buffers of an embedding module: position ids 0, 1, ... and token types 0."""
     for name in ("position_ids", "token_type_ids"):
         buffer = module._buffers.get(name)
         if buffer is not None:

@@ -8,13 +8,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def unwrap(model: Any) -> Any:
-    """Return the transformers model inside PEFT's, DDP's or torch.compile's wrapper."""
+    """Return the Transformers model inside the wrapper of PEFT, DDP or torch.compile."""
     return wrappings(model)[-1]
 
 
 def wrappings(model: Any) -> list[Any]:
-    """Return ``model``, what it wraps, what that wraps, and so on to the transformers model."""
-    found = [model]
+    """Return ``model``, the model that it wraps, and so on down to the Transformers model."""
+    models = [model]
     while not isinstance(model, PreTrainedModel):
         inner = model.get_base_model() if hasattr(model, "get_base_model") else None
         for name in ("module", "_orig_mod"):
@@ -22,12 +22,15 @@ def wrappings(model: Any) -> list[Any]:
         if inner is None or inner is model:
             break
         model = inner
-        found.append(model)
-    return found
+        models.append(model)
+    return models
 
 
 def share_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
-    """Give ``config`` to every module that holds the model's present one; another model may share that."""
+    """Replace the configuration of a model and of all its parts, without a change to the present one.
+
+    Another model may share the present configuration.
+    """
     before = model.config
     for module in model.modules():
         if module.__dict__.get("config") is before:

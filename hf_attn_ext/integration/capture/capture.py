@@ -30,7 +30,7 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.call_arguments import arguments, check_no_cache, padding_mask
 from hf_attn_ext.integration.base_models.families import causal_call, is_cross_attention
 from hf_attn_ext.integration.base_models.projections import heads_of_input
-from hf_attn_ext.integration.base_models.readable_layers import Layer, capturable_layers, reading_hosts
+from hf_attn_ext.integration.base_models.readable_layers import Layer, capturable_layers, reading_models
 from hf_attn_ext.integration.modifiers import left_out
 
 from .head_outputs import HeadOutputs
@@ -106,7 +106,7 @@ def capture(
     Source: ours.
     """
     layers = capturable_layers(model) if layers is None else layers
-    opened = _Capture(on_layer, on_end, layers, reading_hosts(model, layers))
+    opened = _Capture(on_layer, on_end, layers, reading_models(model, layers))
     handles = []
     try:
         _install(opened)
