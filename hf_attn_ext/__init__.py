@@ -16,7 +16,8 @@ The parts: :mod:`.hasse` (masks and the orders behind them), :mod:`.attention` (
 from .attention import build_native_op, list_kernels, register_kernel
 from .config import AttnExtConfig
 from .errors import AttnExtError
-from .hasse.masks import list_masks
+from .hasse import MaskSpec
+from .hasse.masks import list_masks, register_mask
 from .hub.push import push_to_hub
 from .integration import (
     LinearCache,
@@ -41,6 +42,7 @@ __all__ = [
     "AttnExtConfig",
     "AttnExtError",
     "LinearCache",
+    "MaskSpec",
     "add_mask_token",
     "build_native_op",
     "calibrate",
@@ -55,6 +57,7 @@ __all__ = [
     "peft_modules_to_save",
     "push_to_hub",
     "register_kernel",
+    "register_mask",
     "revert",
     "set_mask",
     "softmax_stream",

@@ -59,7 +59,7 @@ _add("doctor", doctor.doctor)
 _add("bench", bench.bench, context_settings=bench.PASS_ON)
 
 masks = typer.Typer(help="Masks: look at one, at the order behind it, derive one from tasks.", rich_markup_mode=None)
-_add("show", mask.show, masks)
+masks.add_typer(mask.show, name="show")
 _add("analyze", mask.analyze, masks)
 _add("derive", mask.derive, masks)
 app.add_typer(masks, name="mask")

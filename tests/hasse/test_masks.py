@@ -188,6 +188,17 @@ def test_laws_of_every_mask(entry):
     assert spec.title in repr(spec) and spec.title.startswith(spec.name)
 
 
+@pytest.mark.parametrize("entry", [entry for entry in ALL if entry.values[0].prefix_stable])
+def test_declared_as_stable_is_stable(entry):
+    """A mask of fewer tokens, its other options as they are, is the upper left part of a longer one."""
+    options = {option: value for option, value in entry.example.items() if option != "n"}
+    for n in range(1, 9):
+        short = masks.make_mask(
+            example(entry).name, n=n, **{option: min(value, n) for option, value in options.items()}
+        )
+        assert torch.equal(short.dense(), example(entry).dense()[:n, :n])
+
+
 @pytest.mark.parametrize("entry", ALL)
 def test_masks_travel_to_other_processes(entry):
     spec = example(entry)

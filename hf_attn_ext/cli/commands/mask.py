@@ -1,92 +1,164 @@
-"""``hf-attn-ext mask show | analyze | derive``: look at a mask, at the order behind it, derive one from tasks."""
+"""``hf-attn-ext mask show | analyze | derive``: show a mask, the order behind it, or derive one from tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import types
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
+from hf_attn_ext._util.docstrings import argument_texts
 from hf_attn_ext.errors import AttnExtError, suggest
 
 if TYPE_CHECKING:
     from hf_attn_ext.hasse import MaskSpec
+    from hf_attn_ext.hasse.registry import MaskEntry
 
 MOST_LINES = 40  # of a Hasse diagram as text
-MOST_POSITIONS = 1 << 15  # what reaches what, a byte a pair, takes a gigabyte
+MOST_POSITIONS = 1 << 15  # the reachability of so many positions takes a gigabyte
 
-Layers = Annotated[int | None, typer.Option("--layers", min=1, help="The model's layers: are they enough?")]
+Layers = Annotated[
+    int | None, typer.Option("--layers", min=1, help="Layers of the model, to compare with the mask's depth.")
+]
 Out = Annotated[
     Path | None, typer.Option("--out", help="A picture (.png, .svg) or the mask (.npy, .pt, .json, .csv) to write.")
 ]
-What = Annotated[str, typer.Option("--what", help="In a picture: both, mask or hasse.")]
+What = Annotated[str, typer.Option("--what", help="What a picture shows: both, mask or hasse.")]
+COMMON: dict[str, tuple[Any, Any]] = {"layers": (Layers, None), "out": (Out, None), "what": (What, "both")}
 
 
-def show(
-    name: Annotated[str, typer.Argument(help="A mask; `hf-attn-ext list masks` names them.")],
-    n: Annotated[int | None, typer.Option("--n", help="Tokens.")] = None,
-    p: Annotated[int | None, typer.Option("--p", help="prefix_lm: tokens of the prefix.")] = None,
-    w: Annotated[int | None, typer.Option("--w", help="sliding_window: tokens in the window.")] = None,
-    b: Annotated[int | None, typer.Option("--b", help="block_diffusion: tokens of a block.")] = None,
-    block_size: Annotated[int | None, typer.Option("--block-size", help="block_two_stream: tokens of a block.")] = None,
-    context: Annotated[str | None, typer.Option("--context", help="block_two_stream: token or block.")] = None,
-    starts: Annotated[str | None, typer.Option("--starts", help="block_two_stream: boundary or every.")] = None,
-    window: Annotated[int | None, typer.Option("--window", help="butterfly: neighbours seen on each side.")] = None,
-    perm: Annotated[str | None, typer.Option("--perm", help="xlnet_two_stream: an order such as 2,0,1.")] = None,
-    lengths: Annotated[str | None, typer.Option("--lengths", help="document: lengths such as 3,5.")] = None,
-    causal: Annotated[
-        bool | None, typer.Option("--causal/--no-causal", help="document: the default is causal.")
-    ] = None,
-    visible: Annotated[str | None, typer.Option("--visible", help="masked_autoencoder: tokens such as 0,2,5.")] = None,
-    layers: Layers = None,
-    out: Out = None,
-    what: What = "both",
-) -> None:
-    """Print a mask, its Hasse diagram and what its check finds; write a picture or the mask itself.
+class _ShowGroup(TyperGroup):
+    """``mask show``: one command per registered mask, made when it is asked for."""
 
-    Options that are left out are those of a small example.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from hf_attn_ext.hasse.masks import list_masks
+
+        names = [word for word in args if word in list_masks()]
+        if names and args[0].startswith("-"):  # options before the name
+            args = [names[0], *(word for word in args if word != names[0])]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from hf_attn_ext.hasse.masks import list_masks
+
+        return list_masks()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _show_command(cmd_name)
+
+
+class _ShowCommand(TyperCommand):
+    """``mask show NAME``; an unknown option is reported with those of the mask."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if not hasattr(error, "possibilities"):  # click's NoSuchOption, whose module depends on typer's version
+                raise
+            known = ", ".join(_flag(parameter.name) for parameter in self.params if parameter.name not in COMMON)
+            raise AttnExtError(
+                f"mask {self.name!r} has no option {getattr(error, 'option_name', '')}; its options: {known}"
+            ) from None
+
+
+show = typer.Typer(cls=_ShowGroup, rich_markup_mode=None, subcommand_metavar="NAME [OPTIONS]")
+
+
+@show.callback(invoke_without_command=True)
+def _show(context: typer.Context) -> None:
+    """Print a mask, its Hasse diagram and the findings of its check; write a picture or the mask.
+
+    Every mask has its own options: see `hf-attn-ext mask show NAME --help`. Options that are left out are those of a
+    small example.
     """
-    write = _writer(out, what)
+    if context.invoked_subcommand is None:
+        raise AttnExtError("mask show needs the name of a mask; `hf-attn-ext list masks` lists them")
+
+
+def _show_command(name: str) -> Any:
+    """Return the command that shows a mask; its options are the parameters of the function that makes the mask."""
     from hf_attn_ext.hasse.masks import mask_entry
 
-    given = {
-        "n": n,
-        "p": p,
-        "w": w,
-        "b": b,
-        "block_size": block_size,
-        "context": context,
-        "starts": starts,
-        "window": window,
-        "perm": _numbers("--perm", perm),
-        "lengths": _numbers("--lengths", lengths),
-        "causal": causal,
-        "visible": _numbers("--visible", visible),
-    }
-    given = {option: value for option, value in given.items() if value is not None}
     entry = mask_entry(name)
-    _refuse_others(name, given, list(entry.options))
-    spec = _make(name, entry.example, given)
-    if len(spec) > MOST_POSITIONS:
-        raise AttnExtError(f"{spec.title} has {len(spec)} positions; mask show orders at most {MOST_POSITIONS}")
-    typer.echo(f"{spec.title}: {len(spec)} positions for {spec.tokens} tokens\n")
-    typer.echo(spec.text() + "\n")
-    _report(spec, layers, write)
+    kinds = {option: _kind(parameter, entry.example.get(option)) for option, parameter in _parameters(entry).items()}
+    for option in kinds:
+        if option in COMMON:
+            raise AttnExtError(f"mask {name!r} has an option {option!r}, which mask show needs; rename it")
+
+    def command(layers: int | None, out: Path | None, what: str, **chosen: Any) -> None:
+        write = _writer(out, what)
+        given = {
+            option: _numbers(_flag(option), value) if kinds[option] is list else value
+            for option, value in chosen.items()
+            if value is not None
+        }
+        spec = _make(name, entry, given)
+        if len(spec) > MOST_POSITIONS:
+            raise AttnExtError(f"{spec.title} has {len(spec)} positions; mask show orders at most {MOST_POSITIONS}")
+        typer.echo(f"{spec.title}: {len(spec)} positions for {spec.tokens} tokens\n")
+        typer.echo(spec.text() + "\n")
+        _report(spec, layers, write)
+
+    texts = argument_texts(entry.make)
+    own = {option: (_option(option, kind, texts.get(option, ""), entry), None) for option, kind in kinds.items()}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # read by typer
+        [inspect.Parameter(o, keyword, default=default, annotation=a) for o, (a, default) in (own | COMMON).items()]
+    )
+    command.__annotations__ = {}
+    made = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    made.command(name, cls=_ShowCommand, help=(inspect.getdoc(entry.make) or "").partition("\n")[0])(command)
+    return typer.main.get_command(made)
+
+
+def _parameters(entry: MaskEntry) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(entry.make, eval_str=True).parameters)
+    except NameError:  # an annotation that only a type checker can resolve
+        return entry.options
+
+
+def _kind(parameter: inspect.Parameter, example: Any) -> type:
+    """Return the type of an option: int, float, str or bool, or list for numbers with commas between."""
+    annotation = parameter.annotation
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    kinds = [typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) if union else [annotation])]
+    if any(isinstance(kind, type) and issubclass(kind, Sequence) and kind is not str for kind in kinds):
+        return list
+    known = [kind for kind in kinds if kind in (bool, int, float, str)]
+    default = parameter.default if example is None else example
+    kind = known[0] if known else type(default)
+    return list if kind in (tuple, range) else kind if kind in (bool, int, float, str, list) else str
+
+
+def _option(option: str, kind: type, text: str, entry: MaskEntry) -> Any:
+    """Return the annotation of an option; left out, it has the example's value or the signature's default."""
+    value = entry.example.get(option, entry.options[option].default)
+    shown = ",".join(map(str, value)) if isinstance(value, list | tuple | range) else value
+    default = "" if value in (None, inspect.Parameter.empty) else f" Default: {shown}."
+    flag = f"{_flag(option)}/--no-{_flag(option)[2:]}" if kind is bool else _flag(option)
+    help_text = (text[:1].upper() + text[1:]).replace("``", "") + default
+    return Annotated[str if kind is list else kind, typer.Option(flag, help=help_text.strip())]  # type: ignore[valid-type]
 
 
 def analyze(
     file: Annotated[Path, typer.Argument(help="A mask: .npy, .pt (weights only), .json or .csv; 1 = may attend.")],
     labels: Annotated[
-        str | None, typer.Option("--labels", help="What must be predicted where: position:token, such as 0:1,1:2.")
+        str | None, typer.Option("--labels", help="What is predicted where: position:token, such as 0:1,1:2.")
     ] = None,
     layers: Layers = None,
     out: Out = None,
     what: What = "both",
 ) -> None:
-    """Print the order behind a mask in a file (classes, covers, height, width, depth) and what its check finds.
+    """Print the order behind a mask in a file (classes, covers, height, width, depth) and the findings of its check.
 
-    Exit code 2 where the check finds an error: a prediction that can see its target, or a row that sees nothing.
+    The exit code is 2 if the check finds an error: a prediction that can see its target, or a row that sees nothing.
     """
     write = _writer(out, what)
     from hf_attn_ext.hasse.files.files import read_mask_file
@@ -97,15 +169,16 @@ def analyze(
 
 
 def derive(
-    file: Annotated[Path, typer.Argument(help="A family of tasks, .json: see the guide to masks in docs/.")],
+    file: Annotated[Path, typer.Argument(help="A task family, .json: see the guide to masks in docs/.")],
     window: Annotated[
-        int | None, typer.Option("--window", min=1, help="Cut the mask to pairs at most so many covers apart.")
+        int | None,
+        typer.Option("--window", min=1, help="Cut the mask to pairs at most so many covers apart."),
     ] = None,
     layers: Layers = None,
     out: Out = None,
     what: What = "both",
 ) -> None:
-    """Print the minimal joint task of a family of tasks; write its mask or a picture with --out.
+    """Print the minimal joint task of a task family; write its mask or a picture with --out.
 
     A task: {"inputs": [["the", 0], ["cat", 1]], "labels": {"1": ["sat", 2]}, "mask": "causal"}; the mask may also be
     rows of 0 and 1, "bidirectional", or {"groups": [1, 2]}. The file: a list of tasks.
@@ -124,8 +197,8 @@ def derive(
     typer.echo(f"{'position':9} {'input':14} {'label':14} from task:position")
     for position, (entry, sources) in enumerate(zip(joint.inputs, joint.sources, strict=True)):
         label = input_text(joint.labels[position]) if position in joint.labels else ""
-        places = [f"{task}:{place}" for task, place in sources]
-        listed = " ".join(places[:8]) + (f" ... ({len(places)})" if len(places) > 8 else "")
+        pairs = [f"{task}:{source}" for task, source in sources]
+        listed = " ".join(pairs[:8]) + (f" ... ({len(pairs)})" if len(pairs) > 8 else "")
         typer.echo(f"{position:<9} {input_text(entry):14} {label:14} {listed}")
     typer.echo("\n" + spec.text() + "\n")
     if not verified:
@@ -135,7 +208,7 @@ def derive(
 
 
 def _report(spec: MaskSpec, layers: int | None, write: Callable[[MaskSpec], None]) -> None:
-    """Numbers, diagram, findings; then the file; then the first error, if there is one."""
+    """Print numbers, diagram and findings; write the file; raise the first error of the check, if there is one."""
     from hf_attn_ext.hasse import Poset
     from hf_attn_ext.hasse.checks import refuse
     from hf_attn_ext.hasse.summary import summarise
@@ -156,7 +229,7 @@ def _report(spec: MaskSpec, layers: int | None, write: Callable[[MaskSpec], None
 
 
 def _writer(out: Path | None, what: str) -> Callable[[MaskSpec], None]:
-    """What writes ``--out``; mistakes in it are found here, before any work."""
+    """Return what writes ``--out``; mistakes in it are reported before any work."""
     from hf_attn_ext.hasse.drawing.draw import PARTS, SUFFIXES, draw
     from hf_attn_ext.hasse.files.files import MASK_SUFFIXES, write_mask_file
 
@@ -181,20 +254,13 @@ def _writer(out: Path | None, what: str) -> Callable[[MaskSpec], None]:
     return write
 
 
-def _refuse_others(name: str, given: dict[str, Any], known: list[str]) -> None:
-    for option in given:
-        if option not in known:
-            listed = ", ".join(_flag(one) for one in known)
-            raise AttnExtError(f"mask {name!r} has no option {_flag(option)}; its options: {listed}")
-
-
-def _make(name: str, example: Mapping[str, Any], given: dict[str, Any]) -> MaskSpec:
+def _make(name: str, entry: MaskEntry, given: dict[str, Any]) -> MaskSpec:
     from hf_attn_ext.hasse.masks import make_mask
 
     try:
-        return make_mask(name, **{**example, **given})
+        return make_mask(name, **{**entry.example, **given})
     except AttnExtError as error:
-        for option, value in example.items():
+        for option, value in entry.example.items():
             if option not in given and f"{name}: {option}" in str(error):
                 raise AttnExtError(f"{error}; {_flag(option)} was left out, {value} is the example's") from None
         raise
@@ -204,9 +270,7 @@ def _flag(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
-def _numbers(option: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
+def _numbers(option: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
