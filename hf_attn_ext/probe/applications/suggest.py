@@ -19,6 +19,7 @@ from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.integration.base_models.readable_layers import configuration_of
 from hf_attn_ext.integration.kernel_modules.first_use import attached_on_first_use
 from hf_attn_ext.integration.kernel_modules.layers import attach, detach
+from hf_attn_ext.integration.linear.transfer import transfer
 from hf_attn_ext.integration.names import IMPLEMENTATION
 from hf_attn_ext.probe.corpus.annotate import Annotation
 from hf_attn_ext.probe.json_text import json_text
@@ -26,7 +27,6 @@ from hf_attn_ext.probe.options import whole
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, read
 
 from .neighbours import NEAREST, neighbour_attention
-from .short_transfer import short_transfer
 
 Batch = dict[str, Tensor]
 
@@ -267,7 +267,7 @@ def _trained_if_better(hybrid: nn.Module, batches: list[Batch], steps: int, erro
         return "initialised"
     before = [{name: x.clone() for name, x in layer.feature_map.state_dict().items()} for layer in error.layers]
     initial = error(())
-    short_transfer(hybrid, batches, steps)
+    transfer(hybrid, batches, steps)
     if error(()) < initial:
         return "trained"
     for layer, state in zip(error.layers, before, strict=True):

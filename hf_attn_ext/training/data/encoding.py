@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration.linear.transfer import MODEL_INPUTS
 
 from .labels import LANGUAGE
 from .loading import Split
 
 _DOCUMENTS = 256  # texts tokenised at once
-MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class EncodedSplit:

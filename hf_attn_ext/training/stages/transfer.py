@@ -1,13 +1,8 @@
-"""Stage 1, attention transfer: each feature map learns its layer's softmax attention.
-
-The hidden stream stays the teacher's own softmax stream, and every layer's loss is independent of the others. So
-the loss and its backward pass run inside the attention call, where queries, keys and values are at hand: there is no
-second model, no backward pass through the network, and memory for one layer's attention matrices only.
-"""
+"""Stage 1: attention transfer (:mod:`hf_attn_ext.integration.linear.transfer`) as a stage of the training loop."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -17,18 +12,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from hf_attn_ext.attention.affine import AffineMap
-from hf_attn_ext.attention.losses import attention_backward, attention_losses
-from hf_attn_ext.integration import (
-    AttentionCall,
-    converted_layers,
-    freeze_all_but_feature_maps,
-    softmax_stream,
-    supported_model_types,
-)
-from hf_attn_ext.integration.base_models.evaluation import evaluating
-from hf_attn_ext.integration.base_models.families import is_causal, stock_type
+from hf_attn_ext.attention.losses import attention_losses
+from hf_attn_ext.integration import AttentionCall, converted_layers, freeze_all_but_feature_maps
+from hf_attn_ext.integration.linear.transfer import run_softmax_stream, transfer_backward
 from hf_attn_ext.training.config import Stage1Config
-from hf_attn_ext.training.data.encoding import model_inputs
 
 Batch = dict[str, Tensor]
 
@@ -36,12 +23,12 @@ Batch = dict[str, Tensor]
 def evaluate_transfer(
     model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator | None = None
 ) -> dict[str, object]:
-    """Measure how close the kernels come to softmax attention, layer by layer, on the softmax stream.
+    """Measure how close the kernels come to softmax attention, layer by layer, in :func:`.softmax_stream`.
 
     Args:
         model: a converted model.
-        batches: dicts of ``input_ids``, ``attention_mask``, maybe more; every real token is a query.
-        accelerator: adds up over processes, each of which brings other batches, and says the device.
+        batches: dictionaries with ``input_ids`` and ``attention_mask`` (B, N); every real token is a query.
+        accelerator: of a run of several processes, each of which has its own batches; its device is used.
 
     Returns:
         ``output_error`` (relative squared error of a head's output, sum|o - o*|^2 / sum|o*|^2 over all queries, then
@@ -76,7 +63,7 @@ def evaluate_transfer(
     with torch.no_grad():
         for batch in batches:
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
-            _run_stream(model, batch, measure, accelerator)
+            run_softmax_stream(model, batch, measure, accelerator.autocast() if accelerator else None)
             queries += batch["attention_mask"].sum()
     if accelerator is not None:
         queries = accelerator.reduce(queries, reduction="sum")
@@ -123,34 +110,9 @@ def output_scales(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tenso
     with torch.no_grad():
         for batch in batches:
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
-            _run_stream(model, batch, measure, None)
+            run_softmax_stream(model, batch, measure)
             count += int(batch["attention_mask"].sum())
     return {name: (total / count).clamp_min(1e-12).float() for name, total in sums.items()}
-
-
-class _StreamDone(Exception):
-    """Ends a forward pass after the last converted layer's attention: what comes after changes no loss."""
-
-
-def _run_stream(
-    model: nn.Module, batch: Batch, on_layer: Callable[[AttentionCall], None], accelerator: Accelerator | None
-) -> None:
-    """Run the model without its head, softmax in every layer, dropout off, up to the last converted layer."""
-    layers = converted_layers(model)
-    last = layers[-1].name
-    causal = any(is_causal(layer.module) for layer in layers)
-    # a model that is not in the table may use one attention module many times (ALBERT does): let it run through
-    known = stock_type(model.config.model_type) in supported_model_types()
-
-    def listen(call: AttentionCall) -> None:
-        on_layer(call)
-        if known and call.name == last:
-            raise _StreamDone
-
-    base = getattr(model, "base_model", model)
-    autocast = contextlib.nullcontext() if accelerator is None else accelerator.autocast()
-    with evaluating(model), contextlib.suppress(_StreamDone), softmax_stream(model, listen), autocast:
-        base(**model_inputs(batch, causal))
 
 
 class TransferStage:
@@ -220,23 +182,13 @@ class TransferStage:
         sums = {"loss": 0.0, "cross_entropy": 0.0, "output_error": 0.0}
 
         def learn(call: AttentionCall) -> None:
-            if not any(parameter.requires_grad for parameter in call.feature_map.parameters()):
+            if full:
+                call = dataclasses.replace(call, key_padding_mask=None)
+            output_error = config.output_error / self.scales[call.name]
+            sums_of_layer = transfer_backward(call, config.cross_entropy, output_error, scale, index, mask)
+            if sums_of_layer is None:
                 return
-            with torch.autocast(call.query.device.type, enabled=False):
-                entropies, errors = attention_backward(
-                    call.query,
-                    call.key,
-                    call.value,
-                    call.feature_map,
-                    call.scaling,
-                    None if full else call.key_padding_mask,
-                    index,
-                    mask,
-                    cross_entropy=config.cross_entropy,
-                    output_error=config.output_error / self.scales[call.name],
-                    scale=scale,
-                    causal=call.causal,
-                )
+            entropies, errors = sums_of_layer
             entropy, error = entropies.sum(), (errors / self.scales[call.name]).sum()
             loss = config.cross_entropy * entropy + config.output_error * error
             # per head and layer, so that the numbers don't depend on the model's size
@@ -244,7 +196,7 @@ class TransferStage:
                 sums[name] += value / self.heads
 
         with torch.no_grad():
-            _run_stream(self.model, batch, learn, self.accelerator)
+            run_softmax_stream(self.model, batch, learn, self.accelerator.autocast())
         return sums
 
     def _queries(self, batch: Batch, step: int) -> tuple[Tensor | None, Tensor | None]:
