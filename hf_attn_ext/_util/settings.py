@@ -161,7 +161,9 @@ def _parse(text: str, where: str) -> Any:
         raise AttnExtError(f"{where}: {error}") from None
 
 
-def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def apply_overrides(
+    mapping: Mapping[str, Any], overrides: Iterable[str], flag: str = "--set", form: str = "section.field=value"
+) -> dict[str, Any]:
     """Return a copy of ``mapping`` with ``"stage1.steps=10"``-like settings written into it.
 
     The value is read as YAML. Names are checked later, where the mapping becomes a dataclass.
@@ -174,15 +176,15 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
         name, equals, text = setting.partition("=")
         parts = name.strip().split(".")
         if not equals or not all(parts):
-            raise AttnExtError(f"--set needs section.field=value, got {setting!r}")
+            raise AttnExtError(f"{flag} needs {form}, got {setting!r}")
         target = result
         for part in parts[:-1]:
             if target.get(part) is None:
                 target[part] = {}
             target = target[part]
             if not isinstance(target, dict):
-                raise AttnExtError(f"--set {setting!r}: {part!r} is not a section")
-        target[parts[-1]] = _parse(text, f"--set {setting!r}")
+                raise AttnExtError(f"{flag} {setting!r}: {part!r} is not a section")
+        target[parts[-1]] = _parse(text, f"{flag} {setting!r}")
     return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,12 +72,20 @@ class FeatureMap(nn.Module):
         uses_positions: True if features depend on where a token stands. :meth:`forward` and what :meth:`bind` returns
             then take ``positions`` (B, N), int64, counted over real tokens from 0.
         stated_options: options that a configuration always states, also where they have their default.
+        affine_maps: names of the submodules (:class:`~hf_attn_ext.attention.affine.AffineMap`) of queries and of keys
+            that :func:`hf_attn_ext.fold` merges into a model's projections; None if there are none. A submodule may be
+            None after all, by an option.
+        folded_options: options that build the map without its affine maps.
+        test_options: options under which the shared tests run the kernel, by a suffix of its name in their table.
     """
 
     kernel: str = ""
     signed: bool = False
     uses_positions: bool = False
     stated_options: tuple[str, ...] = ()
+    affine_maps: tuple[str, str] | None = None
+    folded_options: ClassVar[Mapping[str, Any]] = {}
+    test_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
     _softmax_holds: bool = True
 
     def __init_subclass__(cls, **options: Any) -> None:

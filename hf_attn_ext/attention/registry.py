@@ -69,6 +69,22 @@ def list_kernels() -> list[str]:
     return sorted(_KERNELS)
 
 
+def kernel_class(kernel: str) -> type[FeatureMap]:
+    """Return the class that is registered as ``kernel``.
+
+    Raises:
+        AttnExtError: an unknown kernel; the nearest name is suggested.
+
+    Example:
+        >>> kernel_class("hedgehog").signed
+        False
+    """
+    if not isinstance(kernel, str) or kernel not in _KERNELS:
+        known = ", ".join(sorted(_KERNELS))
+        raise AttnExtError(f"unknown kernel {kernel!r}.{suggest(kernel, _KERNELS)} Known kernels: {known}")
+    return _KERNELS[kernel]
+
+
 def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> type[FeatureMap]:
     """Return the class of ``kernel`` after checking the name, the width, and the options' names and types.
 
@@ -76,15 +92,11 @@ def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> 
         AttnExtError: unknown kernel or option (the nearest is suggested), an option of the wrong type, or
             ``num_features`` not a whole number from 1 to 65536.
     """
-    table = _KERNELS
-    if not isinstance(kernel, str) or kernel not in table:
-        known = ", ".join(sorted(table))
-        raise AttnExtError(f"unknown kernel {kernel!r}.{suggest(kernel, table)} Known kernels: {known}")
+    cls = kernel_class(kernel)
     if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
         raise AttnExtError(f"num_features must be a whole number of at least 1, got {num_features!r}")
     if num_features > _MOST_FEATURES:
         raise AttnExtError(f"num_features must be at most {_MOST_FEATURES}, got {num_features!r}")
-    cls = table[kernel]
     if not isinstance(options, Mapping):
         raise AttnExtError(f"kernel options must be a mapping of names to values, got {options!r}")
     parameters = inspect.signature(cls.__init__).parameters

@@ -7,6 +7,8 @@ traceback). torch and transformers are imported by the commands that need them, 
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -72,7 +74,16 @@ _UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name_
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import", metavar="MODULE", help="Import a module of yours that registers kernels, masks or statistics."
+        ),
+    ] = None,
 ) -> None:
+    for name in modules or ():
+        _execute_package()
+        _import_module(name)
     if version:
         _execute_package()
         from hf_attn_ext import __version__
@@ -80,6 +91,21 @@ def _root(
         typer.echo(f"hf-attn-ext {__version__}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+def _import_module(name: str) -> None:
+    """Import a user's module, also from the working folder, so that what it registers is known to the command.
+
+    ``hf-attn-ext --import my_module COMMAND ...`` is the one way to bring kernels, masks and statistics to a command.
+    """
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise AttnExtError(f"--import: {name!r} cannot be imported: {error}") from error
+    finally:
+        sys.path.remove(folder)
 
 
 def main(arguments: list[str] | None = None) -> int:

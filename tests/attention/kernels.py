@@ -1,33 +1,24 @@
-"""What the tests of the kernels share. One table drives those of all: name, options, feature_dim for n features and
-head_dim D.
+"""What the tests of the kernels share. One table drives them all: every registered kernel, under the options that its
+class declares.
 """
 
 import torch
 
-from hf_attn_ext.attention import make_feature_map
+from hf_attn_ext.attention import list_kernels, make_feature_map
+from hf_attn_ext.attention.registry import kernel_class
 
 N, D = 5, 7
 TABLE = {
-    "flexformer_s": ("flexformer_s", {}, 2 * N),
-    "flexformer_n": ("flexformer_n", {"difference_std": 0.3}, 2 * N),
-    "flexformer_p": ("flexformer_p", {}, 2 * N),
-    "flexformer_c": ("flexformer_c", {}, 2 * N),
-    "flexformer_c-complex": ("flexformer_c", {"complex_share": 1.0, "imaginary_std": 0.6}, 2 * N),
-    "flexformer_sq": ("flexformer_sq", {}, N * (2 * N + 1)),
-    "cosformer": ("cosformer", {"max_length": 2**14}, 2 * D),
-    "elu": ("elu", {}, D),
-    "hedgehog": ("hedgehog", {}, 2 * N),
-    "performer": ("performer", {}, N),
-    "polaformer": ("polaformer", {}, 2 * D),
-    "rfa": ("rfa", {}, 2 * N),
-    "uniform": ("uniform", {}, 1),
+    f"{kernel}{suffix}": (kernel, options)
+    for kernel in list_kernels()
+    for suffix, options in kernel_class(kernel).test_options.items()
 }
 KERNELS = list(TABLE)
 
 
 def build(label, heads, head_dim, num_features=N, seed=0):
     """The float64 feature map of a row, with every parameter moved off its initial value."""
-    kernel, options, _ = TABLE[label]
+    kernel, options = TABLE[label]
     feature_map = make_feature_map(kernel, heads, head_dim, num_features, seed, **options).double()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():

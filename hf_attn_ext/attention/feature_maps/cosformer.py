@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class Cosformer(FeatureMap):
     """
 
     uses_positions = True
+    test_options: ClassVar = {"": {"max_length": 2**14}}
 
     def __init__(self, num_heads: int, head_dim: int, num_features: int, seed: int = 0, max_length: int = 4096) -> None:
         super().__init__(num_heads, head_dim, num_features, 2 * head_dim)

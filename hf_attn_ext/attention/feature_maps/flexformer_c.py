@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ class FlexformerC(FlexformerP):
 
     signed = True
     stated_options = ("complex_share",)
+    test_options: ClassVar = {"": {}, "-complex": {"complex_share": 1.0, "imaginary_std": 0.6}}
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ class FlexformerP(FeatureMap):
         spread: standard deviation of the exponents over real tokens, set by :meth:`calibrate`; None takes 1 +
             s / 2, where s is the standard deviation of the head's softmax scores.
     """
+
+    affine_maps = ("query_map", "key_map")
+    folded_options: ClassVar = {"affine": False}
 
     def __init__(
         self,

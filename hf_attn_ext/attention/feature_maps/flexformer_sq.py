@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,8 @@ class FlexformerSq(FeatureMap):
     """
 
     signed = True
+    affine_maps = ("query_map", "key_map")
+    folded_options: ClassVar = {"affine": False}
 
     def __init__(
         self,

@@ -15,7 +15,11 @@ def convert(
     model: Annotated[str, typer.Argument(help="A model's folder, or its hub id.")],
     out: Annotated[Path, typer.Option("--out", help="The folder to write; must not exist, or be empty.")],
     kernel: Annotated[str, typer.Option("--kernel", help="See `hf-attn-ext list kernels`.")] = "flexformer_p",
-    num_features: Annotated[int, typer.Option("--num-features", help="Frequencies or projections a head.")] = 64,
+    num_features: Annotated[int, typer.Option("--num-features", help="Frequencies or projections per head.")] = 64,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="An option of the kernel's class; repeatable."),
+    ] = None,
     layers: Annotated[str, typer.Option("--layers", help="`all`, or numbers from 0: `0,2`.")] = "all",
     seed: Annotated[int, typer.Option("--seed", help="Determines the kernels' initial values.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a converted model at --out.")] = False,
@@ -30,9 +34,13 @@ def convert(
     chosen = parse_layers(layers)
     check_output(out, force)
 
+    from hf_attn_ext._util.settings import apply_overrides
     from hf_attn_ext.config import AttnExtConfig
 
-    config = AttnExtConfig(kernel=kernel, num_features=num_features, layers=chosen, seed=seed)
+    kernel_options = apply_overrides({}, options or (), flag="--option", form="NAME=VALUE")
+    config = AttnExtConfig(
+        kernel=kernel, num_features=num_features, layers=chosen, seed=seed, kernel_options=kernel_options
+    )
 
     from hf_attn_ext.cli.models import load_model, load_tokenizer, quiet, read_config
     from hf_attn_ext.hub.card import write_card

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from hf_attn_ext.attention import FeatureMap
 from hf_attn_ext.attention.affine import AffineMap
 from hf_attn_ext.attention.ops.inputs import score_factor
 from hf_attn_ext.errors import AttnExtError
@@ -16,7 +17,6 @@ from hf_attn_ext.integration.names import FOLDED
 
 from .convert import check_bare, is_converted
 
-_MAPS = ("query_map", "key_map")
 # The query and key projections of the families whose queries and keys come straight from them: no rotary positions, no
 # scale of their own in between. One name: both in one matrix, queries first.
 _PROJECTIONS = {
@@ -59,7 +59,7 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     if getattr(model.config, FOLDED, False):
         raise AttnExtError(f"{name} is folded already")
     layers = converted_layers(model)
-    if not all(isinstance(getattr(layer.feature_map, side, None), AffineMap) for layer in layers for side in _MAPS):
+    if not all(_affine_maps(layer.feature_map) for layer in layers):
         raise AttnExtError(f"kernel {model.config.attn_ext['kernel']!r} of {name} has no affine maps to fold")
     model_type = stock_type(model.config.model_type)
     if model_type not in _PROJECTIONS:
@@ -71,13 +71,19 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     for parameter, value in plan:
         parameter.copy_(value)
     for layer in layers:
-        for side in _MAPS:
-            setattr(layer.feature_map, side, None)
+        for submodule in layer.feature_map.affine_maps:
+            setattr(layer.feature_map, submodule, None)
     settings = model.config.attn_ext
-    options = {**settings["kernel_options"], "affine": False}
+    options = {**settings["kernel_options"], **layers[0].feature_map.folded_options}
     model.config.attn_ext = {**settings, "kernel_options": options}
     setattr(model.config, FOLDED, True)
     return model
+
+
+def _affine_maps(feature_map: FeatureMap) -> list[AffineMap]:
+    """The affine maps of queries and of keys; empty if the map has none."""
+    maps = [getattr(feature_map, name) for name in feature_map.affine_maps or ()]
+    return maps if all(isinstance(affine, AffineMap) for affine in maps) else []
 
 
 def _folded(layer: ConvertedLayer, names: tuple[str, ...]) -> list[tuple[nn.Parameter, Tensor]]:
@@ -96,14 +102,14 @@ def _folded(layer: ConvertedLayer, names: tuple[str, ...]) -> list[tuple[nn.Para
         fused = module._modules[names[0]]
         weight, bias = fused.weight.double().clone(), fused.bias.double().clone()  # (in, 3 x width), queries first
         width = feature_map.num_heads * feature_map.head_dim
-        for i, side in enumerate(_MAPS):
+        for i, affine in enumerate(_affine_maps(feature_map)):
             part = slice(i * width, (i + 1) * width)
-            weight[:, part], bias[part] = _apply(getattr(feature_map, side), weight[:, part], bias[part], factor)
+            weight[:, part], bias[part] = _apply(affine, weight[:, part], bias[part], factor)
         return [(fused.weight, weight), (fused.bias, bias)]
     plan = []
-    for name, side in zip(names, _MAPS, strict=True):
+    for name, affine in zip(names, _affine_maps(feature_map), strict=True):
         linear = getattr(module, name)
-        weight, bias = _apply(getattr(feature_map, side), linear.weight.double().T, linear.bias.double(), factor)
+        weight, bias = _apply(affine, linear.weight.double().T, linear.bias.double(), factor)
         plan += [(linear.weight, weight.T), (linear.bias, bias)]
     return plan
 
