@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from transformers import AutoModelForSequenceClassification
 
@@ -22,7 +23,8 @@ def test_every_step_is_measured_and_the_fresh_process_has_the_same_bits(tiny_ass
     for row in ("teacher", "control", "converted, untrained", "after stage 1", "after stage 2"):
         assert row in printed, printed
     assert re.search(r"gap closed: -?[\d.]+% ± [\d.]+%", printed)
-    assert "largest difference 0.0" in printed
+    assert re.search(r"fresh process: \d+ weights and buffers compared, all equal bit for bit", printed)
+    assert re.search(r"fresh process: \d+ logits compared, largest difference 0.0, tolerance 1.\de-04", printed)
     assert str(out / "model") in printed
     assert re.search(r"wall time: \d+ min \d+ s   peak memory: \d+\.\d+ GiB", printed)
 
@@ -38,6 +40,14 @@ def test_every_step_is_measured_and_the_fresh_process_has_the_same_bits(tiny_ass
     assert demo.main(arguments) == 0
     assert (out / "metrics.jsonl").read_bytes() == journal
     assert capsys.readouterr().out.split("fresh process")[0] == printed.split("fresh process")[0]
+
+    # A fresh process with other logits fails the demo.
+    logits = np.load(out / "logits" / "stage2.npy")
+    np.save(out / "logits" / "stage2.npy", logits + 3e-3)
+    assert demo.main(arguments) == 1
+    assert (
+        "error: the model that a fresh process opened is not that of the run: logits differ" in capsys.readouterr().err
+    )
 
 
 def test_another_model_and_a_classification_task_from_folders(tmp_path, monkeypatch, capsys):

@@ -144,7 +144,9 @@ def test_a_vocabulary_that_cannot_be_written_is_an_error(tmp_path):
 def check_demo(printed, capsys_err=""):
     for row in ("teacher", "control", "converted, untrained", "after stage 1", "after stage 2"):
         assert row in printed, printed
-    assert re.search(r"fresh process: \d+ logits compared, largest difference 0.0; losses of \d+ sequences", printed)
+    assert re.search(r"fresh process: \d+ weights and buffers compared, all equal bit for bit", printed)
+    assert re.search(r"fresh process: \d+ logits compared, largest difference 0.0, tolerance ", printed)
+    assert re.search(r"fresh process: \d+ losses compared, largest difference 0.0, tolerance ", printed)
     assert printed.count("largest difference 0.0") == 2
     assert "generate(), the same with its state as without" in printed
     assert re.search(r"wall time: \d+ min \d+ s   peak memory: \d+\.\d+ GiB", printed)
