@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hf_attn_ext.hasse import masks
-from hf_attn_ext.hasse.files.files import read_mask_file, write_mask_file
+from hf_attn_ext.hasse.files.read import read_mask_file
+from hf_attn_ext.hasse.files.write import write_mask_file
 
 FAMILY = [
     {"inputs": [["the", 0]], "labels": {"0": ["cat", 1]}, "mask": "causal"},

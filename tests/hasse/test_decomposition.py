@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Poset, decomposition, information_flow, masks
 from hf_attn_ext.hasse.decomposition import chain_decomposition
-
-from .strategies import masks as any_mask
-from .strategies import wide_masks
+from tests.hasse.strategies import masks as any_mask
+from tests.hasse.strategies import wide_masks
 
 
 def check(cover, mask):

@@ -12,9 +12,9 @@ from hf_attn_ext.cli.main import main
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import masks, roles
 from hf_attn_ext.hasse.drawing.draw import figure
-from hf_attn_ext.hasse.files.files import read_mask_file
+from hf_attn_ext.hasse.files.read import read_mask_file
 from hf_attn_ext.hasse.registry import _MASKS
-from tests.hasse import test_masks as table
+from tests.hasse.masks import test_masks as table
 
 COLOUR = "#7a2e5d"
 

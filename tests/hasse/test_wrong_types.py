@@ -17,9 +17,11 @@ from hf_attn_ext.hasse import (
     minimal_joint_task,
 )
 from hf_attn_ext.hasse.drawing.draw import draw, figure
-from hf_attn_ext.hasse.files.files import read_mask_file, read_tasks_file, spec_of_task, write_mask_file
+from hf_attn_ext.hasse.files.read import read_mask_file, read_tasks_file
+from hf_attn_ext.hasse.files.write import write_mask_file
 from hf_attn_ext.hasse.inputs import token
 from hf_attn_ext.hasse.summary import summarise
+from hf_attn_ext.hasse.tasks.as_spec import spec_of_task
 from hf_attn_ext.hasse.tasks.family import derive, groups
 
 WRONG = [

@@ -161,7 +161,7 @@ def analyze(
     The exit code is 2 if the check finds an error: a prediction that can see its target, or a row that sees nothing.
     """
     write = _writer(out, what)
-    from hf_attn_ext.hasse.files.files import read_mask_file
+    from hf_attn_ext.hasse.files.read import read_mask_file
 
     spec = read_mask_file(file, labels=_pairs("--labels", labels))
     typer.echo(f"{file}\n")
@@ -185,7 +185,9 @@ def derive(
     """
     write = _writer(out, what)
     from hf_attn_ext.hasse import minimal_joint_task
-    from hf_attn_ext.hasse.files.files import input_text, read_tasks_file, spec_of_task
+    from hf_attn_ext.hasse.files.read import read_tasks_file
+    from hf_attn_ext.hasse.inputs import input_text
+    from hf_attn_ext.hasse.tasks.as_spec import spec_of_task
 
     joint = minimal_joint_task(read_tasks_file(file))
     verified = joint.verify()
@@ -231,7 +233,7 @@ def _report(spec: MaskSpec, layers: int | None, write: Callable[[MaskSpec], None
 def _writer(out: Path | None, what: str) -> Callable[[MaskSpec], None]:
     """Return what writes ``--out``; mistakes in it are reported before any work."""
     from hf_attn_ext.hasse.drawing.draw import PARTS, SUFFIXES, draw
-    from hf_attn_ext.hasse.files.files import MASK_SUFFIXES, write_mask_file
+    from hf_attn_ext.hasse.files.write import MASK_SUFFIXES, write_mask_file
 
     if what not in PARTS:
         raise AttnExtError(f"--what must be one of {', '.join(PARTS)}, got {what!r}.{suggest(what, PARTS)}")

@@ -41,7 +41,7 @@ def draw(spec: MaskSpec, path: str | Path, what: str = "both") -> None:
 
     Args:
         spec: the mask; of a mask of your own, ``MaskSpec.from_mask(...)``.
-        path: a file ending in ``.png`` or ``.svg``; written beside and renamed.
+        path: a file ending in ``.png`` or ``.svg``.
         what: ``"both"``, ``"mask"`` or ``"hasse"``.
 
     Raises:
@@ -65,8 +65,8 @@ def draw(spec: MaskSpec, path: str | Path, what: str = "both") -> None:
         picture = figure(spec, what)
         kind = path.suffix.lower()[1:]
         metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-        with atomic_write(path) as beside:
-            picture.savefig(beside, format=kind, dpi=110, metadata=metadata)
+        with atomic_write(path) as temporary_path:
+            picture.savefig(temporary_path, format=kind, dpi=110, metadata=metadata)
 
 
 def figure(spec: MaskSpec, what: str = "both") -> Figure:

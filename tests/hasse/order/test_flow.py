@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import BitMatrix, convergence_depth, information_flow
 from hf_attn_ext.hasse.order.products import boolean_product, product_by_blocks, product_by_rows
-
-from .strategies import masks, powers, wide_masks
+from tests.hasse.strategies import masks, powers, wide_masks
 
 
 @given(masks())

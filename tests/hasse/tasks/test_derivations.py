@@ -9,8 +9,7 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Poset, Task, masks, minimal_joint_task
 from hf_attn_ext.hasse.inputs import mask_token, token
 from hf_attn_ext.hasse.tasks.family import TaskFamily, derive, groups
-
-from .families import autoregressive_family, butterfly_family
+from tests.hasse.tasks.families import autoregressive_family, butterfly_family
 
 SIZES = range(1, 25)
 

@@ -13,9 +13,8 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import JointTask, Poset, Task, minimal_joint_task
 from hf_attn_ext.hasse.order.bits import BitMatrix
 from hf_attn_ext.hasse.tasks.exhaustive import candidates, smallest_supergraph
-
-from .families import autoregressive_family, butterfly_family
-from .strategies import pool
+from tests.hasse.strategies import pool
+from tests.hasse.tasks.families import autoregressive_family, butterfly_family
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 24])

@@ -11,7 +11,10 @@ import torch
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Task, masks, minimal_joint_task
 from hf_attn_ext.hasse.drawing.draw import draw
-from hf_attn_ext.hasse.files.files import input_text, read_mask_file, read_tasks_file, spec_of_task, write_mask_file
+from hf_attn_ext.hasse.files.read import read_mask_file, read_tasks_file
+from hf_attn_ext.hasse.files.write import write_mask_file
+from hf_attn_ext.hasse.inputs import input_text
+from hf_attn_ext.hasse.tasks.as_spec import spec_of_task
 
 
 @pytest.mark.parametrize("name", masks.list_masks())

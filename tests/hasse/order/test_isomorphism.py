@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_attn_ext.hasse import Poset
-
-from .strategies import graph_of
+from tests.hasse.strategies import graph_of
 
 
 def hanging(*tops) -> np.ndarray:

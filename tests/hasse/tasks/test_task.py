@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import Poset, Task, convergence_depth, information_flow
 from hf_attn_ext.hasse.masks import causal, make_mask
-
-from .strategies import masks, powers
+from tests.hasse.strategies import masks, powers
 
 
 def test_what_a_task_holds():

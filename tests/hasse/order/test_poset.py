@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import BitMatrix, Poset
 from hf_attn_ext.hasse.order import closure
-
-from .strategies import graph_of, masks, powers, wide_masks
+from tests.hasse.strategies import graph_of, masks, powers, wide_masks
 
 
 def check_against_networkx(mask):

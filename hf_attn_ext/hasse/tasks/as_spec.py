@@ -1,0 +1,73 @@
+"""A task of inputs and labels of any kind as a :class:`.MaskSpec`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_attn_ext.errors import AttnExtError, short
+from hf_attn_ext.hasse.inputs import input_text, is_input, token
+from hf_attn_ext.hasse.order.reading import is_whole
+from hf_attn_ext.hasse.order.values import check_hashable
+from hf_attn_ext.hasse.spec import MaskSpec
+
+from .joint import JointTask
+from .task import Task
+
+
+def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
+    """Return a task as a spec that can be drawn and checked.
+
+    Equal inputs and labels become one token; a label that equals no input is a token of its own. Position ids are
+    those in the inputs where all inputs are ``(token, position)``. Where all inputs have the form of :mod:`.inputs`
+    and all labels are token numbers or ``("token", number)``, both keep their meaning.
+
+    Raises:
+        AttnExtError: not a task, an unhashable label, or a position with several targets, as ``conflicts="keep"`` may
+            leave them.
+
+    Example:
+        >>> spec = spec_of_task(Task(["a", "b"], {0: "b"}, [[1, 0], [1, 1]]))
+        >>> spec.names, spec.labels
+        (('a', 'b'), {0: 1})
+    """
+    if not isinstance(task, Task):
+        raise AttnExtError(f"give a Task, got {short(task)}")
+    labels = _single_labels(task, name)
+    if all(map(is_input, task.inputs)):  # as masks write them, and so may labels be
+        targets = {position: _number(label) for position, label in labels.items()}
+        if all(is_whole(target) and target >= 0 for target in targets.values()):
+            return MaskSpec.from_mask(task.mask, labels=targets, inputs=task.inputs, name=name)
+    pairs: list[Any] = [v for v in task.inputs if isinstance(v, tuple) and len(v) == 2 and is_whole(v[1])]
+    numbers: dict[Any, int] = {}
+    for position, label in labels.items():
+        check_hashable(label, "label", position)
+    for value in (*task.inputs, *labels.values()):
+        numbers.setdefault(value, len(numbers))
+    return MaskSpec.from_mask(
+        task.mask,
+        labels={position: numbers[label] for position, label in labels.items()},
+        inputs=[("unknown", *value) if _is_mean(value) else token(numbers[value]) for value in task.inputs],
+        position_ids=[position for _, position in pairs] if len(pairs) == len(task) else None,
+        tokens=len(numbers),
+        name=name,
+        names=[input_text(value) for value in task.inputs],
+    )
+
+
+def _single_labels(task: Task, name: str) -> dict[int, Any]:
+    if not isinstance(task, JointTask) or task.conflicts != "keep":
+        return task.labels
+    for position, targets in task.labels.items():
+        if len(targets) > 1:
+            raise AttnExtError(f"{name}: position {position} has {len(targets)} targets, a mask holds one per position")
+    return {position: target for position, (target,) in task.labels.items()}
+
+
+def _number(label: Any) -> Any:
+    """The number in ``("token", number)``; any other label as it is."""
+    return label[1] if is_input(label) and label[0] == "token" and len(label) == 2 else label
+
+
+def _is_mean(value: Any) -> bool:
+    """Whether an input is a mean of several tokens; these have no number where other inputs are numbered, too."""
+    return is_input(value) and value[0] == "mean"
