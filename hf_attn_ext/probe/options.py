@@ -10,11 +10,29 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_attn_ext.errors import AttnExtError, short, suggest
-from hf_attn_ext.integration.base_models.readable_layers import Layer
+from hf_attn_ext.integration.base_models.projections import projection_layers
+from hf_attn_ext.integration.base_models.readable_layers import Layer, capturable_layers
 
 KEEPS = ("statistics", "matrices")
 CONTROLS = ("cosine", "attention")
 _SPECIAL = ("bos", "eos", "cls", "sep", "pad", "mask")
+
+
+def readable_layers(model: nn.Module, projections: Sequence[str] | str | None, num_heads: int | None) -> list[Layer]:
+    """Return the layers whose heads can be read, by the attention interface or at the output projections.
+
+    Args:
+        model: any module.
+        projections, num_heads: as :class:`.ContextSimilarityProbe` takes them.
+
+    Raises:
+        AttnExtError: a model that cannot be captured, or ``num_heads`` without ``projections``.
+    """
+    if projections is not None:
+        return projection_layers(model, projections, num_heads)
+    if num_heads is not None:
+        raise AttnExtError(f"num_heads ({short(num_heads)}) is of projections, and there are none; leave it out")
+    return capturable_layers(model)
 
 
 def choose_layers(there: list[Layer], chosen: Sequence[int | str] | int | str | None) -> list[Layer]:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from hf_attn_ext.errors import AttnExtError, short
 from hf_attn_ext.integration.base_models.evaluation import evaluating
-from hf_attn_ext.integration.base_models.projections import projection_layers
-from hf_attn_ext.integration.base_models.readable_layers import capturable_layers, config_special_ids, layer_count
+from hf_attn_ext.integration.base_models.readable_layers import config_special_ids, layer_count
 from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.integration.capture.passes import ForwardPass
@@ -24,12 +23,14 @@ from hf_attn_ext.probe.corpus.annotate import shuffled
 from hf_attn_ext.probe.counting.similarity import similarity_matrices
 from hf_attn_ext.probe.counting.sums import equal_draws, ratio
 from hf_attn_ext.probe.counting.texts import DISTANCE_BINS
+from hf_attn_ext.probe.report.browser import browse
 from hf_attn_ext.probe.report.notes import notes
+from hf_attn_ext.probe.report.report import write_report
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, read
 from hf_attn_ext.probe.streaming.kept import KeptMatrices
 from hf_attn_ext.probe.streaming.seen_model import SeenModel
 from hf_attn_ext.probe.streaming.stream import Settings, Stream, fed
-from hf_attn_ext.probe.streaming.summarise import attention_statistics, pair_statistics, rows_left_out
+from hf_attn_ext.probe.streaming.summarise import rows_left_out, summarise
 
 from .options import (
     CONTROLS,
@@ -38,6 +39,7 @@ from .options import (
     choose_heads,
     choose_layers,
     percents_of,
+    readable_layers,
     share,
     special_ids,
     token_ids,
@@ -106,14 +108,9 @@ class ContextSimilarityProbe:
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self._named = {"projections": projections, "num_heads": num_heads}
-        if projections is not None:
-            there = projection_layers(model, projections, num_heads)
-        elif num_heads is not None:
-            raise AttnExtError(f"num_heads ({short(num_heads)}) is of projections, and there are none; leave it out")
-        else:
-            there = capturable_layers(model)
-        self.layers = choose_layers(there, layers)
-        self._part = len(self.layers) < layer_count(model, there)
+        readable = readable_layers(model, projections, num_heads)
+        self.layers = choose_layers(readable, layers)
+        self._part = len(self.layers) < layer_count(model, readable)
         self.heads = choose_heads(self.layers, heads)
         self.keep = words(keep, KEEPS, "keep")
         settings = Settings(
@@ -276,21 +273,18 @@ class ContextSimilarityProbe:
                 raise AttnExtError(
                     "the probe has seen no forward pass; run model(**inputs) or probe.feed(texts) inside the block"
                 )
-            layers, heads, percents = settings["layers"], list(settings["heads"]), settings["percents"]
-            found = pair_statistics(stream.sums, "dot", "all", layers, heads, percents)
-            for measure in settings["controls"]:
-                found += pair_statistics(stream.sums, measure, "sample", layers, heads, percents)
-            found += attention_statistics(stream.sums, layers, heads, percents)
-            distances = np.stack([stream.plain[f"dot/distances/{layer}"][0] for layer in layers], 1)
-            by_chance = stream.sums["all/spread"][0, 0]
-            left_out = rows_left_out(stream.sums, layers)
-            draws = equal_draws(stream.sums["all/below"][:, 0, 2])
+            layers = settings["layers"]
+            results = summarise(stream.sums, stream.kinds, stream.settings)
+            distances = np.stack([stream.plain[f"distances/{layer}"][0] for layer in layers], 1)  # (P, L, H, bins)
+            by_chance = stream.plain["distances/chance"][0]
+            left_out = rows_left_out(stream.plain, layers)
+            draws = equal_draws(stream.sums["all/texts"][:, 0])
         return ProbeStatistics(
-            found,
+            results,
             {
                 "bins": list(DISTANCE_BINS),
-                "percents": list(percents),
-                "values": np.moveaxis(ratio(distances, distances.sum(-1, keepdims=True)), 2, 0).swapaxes(1, 2),
+                "percents": list(settings["percents"]),
+                "values": ratio(distances, distances.sum(-1, keepdims=True)),
                 "chance": ratio(by_chance, by_chance.sum(-1, keepdims=True)),
             },
             counts,
@@ -319,9 +313,6 @@ class ContextSimilarityProbe:
         Raises:
             AttnExtError: as :meth:`statistics`; texts given inside the block, where their passes would be counted.
         """
-        from hf_attn_ext.probe.report.browser import browse
-        from hf_attn_ext.probe.report.report import write_report
-
         statistics = self.statistics()
         if texts and self._open is not None:
             raise AttnExtError("report(texts=...) runs the model, which would count: call it after the block")

@@ -14,26 +14,12 @@ from typing import Any
 import numpy as np
 
 from hf_attn_ext.errors import AttnExtError, suggest
+from hf_attn_ext.probe.statistics import statistic_named
 
 from .json_text import json_text, plain
 
 FORMAT = 1
 MEASURES = {"dot": "dot products of the heads' outputs", "cosine": "their cosines", "attention": "A A^T"}
-DESCRIPTIONS = {
-    "within_sentence": "share of high pairs inside one sentence",
-    "repeated_tokens": "share of high pairs with the same token id",
-    "signal": "share of high pairs inside one sentence or with the same token id",
-    "noise": "share of high pairs that are neither",
-    "distance": "mean distance of high pairs, in tokens",
-    # one less the total variation between the two; chance is of as many pairs drawn at random, so just below 1
-    "distance_overlap": "overlap of the distances of a layer's high pairs, heads together, with those of all pairs",
-    # chance draws pairs at random; vectors without any relation exceed it where some are long: see the cosine control
-    "top_token": "share of high pairs' ends that the most common token takes",
-    "unique_tokens": "distinct most common tokens of a layer's heads, over the heads",
-    "separator_focus": "share of attention on separators, of that on tokens that are not special",
-    "special_focus": "share of attention on special tokens",
-    "region": "share of high pairs where attention is as high",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +27,7 @@ class Statistic:
     """One statistic, by layer and head.
 
     Attributes:
-        name: see :data:`DESCRIPTIONS`.
+        name: one of :func:`.list_statistics`.
         measure: what similarity is: ``"dot"``, or a control, ``"cosine"`` or ``"attention"``.
         percent: which pairs are high; None for statistics of the attention map.
         layers, heads: the numbers of the axes; heads is None for a statistic of a whole layer.
@@ -73,7 +59,8 @@ class Statistic:
 
     @property
     def description(self) -> str:
-        return DESCRIPTIONS[self.name]
+        """One line, from the registry."""
+        return statistic_named(self.name).description
 
 
 @dataclasses.dataclass(frozen=True)

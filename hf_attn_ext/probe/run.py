@@ -32,6 +32,7 @@ from .options import special_ids
 from .probe import ContextSimilarityProbe
 from .results import ProbeStatistics
 from .run_folder import RunFolder
+from .statistics import list_statistics
 
 TWO_ON_CPU = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m hf_attn_ext.cli probe ..."
 PACKAGES = ("hf-attn-ext", "torch", "transformers", "tokenizers", "sentencex", "numpy")
@@ -225,8 +226,9 @@ def _identity(
     settings = {name: value for name, value in config.to_dict().items() if name not in FREE}
     first = tokenizer(corpus.texts[:16], verbose=False)["input_ids"]
     return {
-        "version of what is kept": 2,
+        "version of what is kept": 3,
         **settings,
+        "statistics": list_statistics(),
         "number of processes": processes,
         "bootstrap draws": "documents",
         "content of the texts": corpus.digest(),

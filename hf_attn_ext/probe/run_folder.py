@@ -14,7 +14,7 @@ from hf_attn_ext.errors import AttnExtError, short
 
 MARKER = "probe.json"
 _PARTS = ("sums", "plain")
-_HEAD = ("settings", "counts", "origins", "model")
+_HEAD = ("settings", "statistics", "counts", "origins", "model")
 
 
 class RunFolder:

@@ -1,5 +1,6 @@
 """Streamed statistics: equal to loops over pairs, whatever the batches; planted truths are found, noise is noise."""
 
+import itertools
 import json
 
 import naive
@@ -20,72 +21,41 @@ from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.integration.capture.passes import ForwardPass
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, findings
 from hf_attn_ext.probe.counting import attention_rows, high_pairs, similarity
+from hf_attn_ext.probe.statistics import list_statistics, statistic_named
+from hf_attn_ext.probe.statistics.distance_overlap import overlap
 from hf_attn_ext.probe.streaming.stream import Settings, Stream, fed
-from hf_attn_ext.probe.streaming.summarise import _overlap
 
 RELATIONS = ("within_sentence", "repeated_tokens", "signal")
 
 
 @pytest.mark.parametrize("make", [planted.small_bert, small_gpt])
 def test_statistics_are_those_of_the_loops(make, tokenizer, monkeypatch):
+    """Every registered statistic, every measure and percentage that it has."""
     monkeypatch.setattr(similarity, "TIE", 1e-12)  # the loops know no ties
     model, texts = make().double(), planted.make_texts(5)
     statistics = probed(model, tokenizer, texts, batch_size=3).statistics()
     known, calls = annotate(texts, tokenizer), []
     with torch.no_grad(), capture(model, calls.append):
         model(input_ids=known.input_ids, attention_mask=known.attention_mask)
-    real = [np.flatnonzero(row) for row in known.attention_mask.numpy() * ~known.special]
-    ids = [known.input_ids[row].numpy()[places] for row, places in enumerate(real)]
-    sentences = [known.sentences[row, places] for row, places in enumerate(real)]
-    vectors = {"dot": lambda call, row: call.output[row].numpy()}
-    vectors["cosine"] = lambda call, row: torch.nn.functional.normalize(call.output[row], dim=-1).numpy()
-    vectors["attention"] = lambda call, row: attention_map(call, row).numpy()
-    for measure, of in vectors.items():
-        for layer, call in enumerate(calls):
-            for percent in naive.PERCENTS:
-                parts = []
-                for row, places in enumerate(real):
-                    x = of(call, row)[:, places]
-                    parts.append(naive.shares(x @ x.transpose(0, 2, 1), list(ids[row]), sentences[row], percent))
-                pairs = np.sum([part[0]["pairs"] for part in parts], axis=0)
-                for name in (*RELATIONS, "distance", "top_token"):
-                    found = statistics.get(name, percent, measure)
-                    assert np.allclose(found.values[layer], np.sum([p[0][name] for p in parts], axis=0) / pairs)
-                    if name in RELATIONS:
-                        assert np.allclose(found.chance[layer], np.sum([p[1][name] for p in parts], axis=0) / pairs)
-                        matched = np.sum([p[2][name] for p in parts], axis=0) / pairs
-                        assert np.allclose(found.chance_matched[layer], matched, rtol=1e-6)
-                unique = statistics.get("unique_tokens", percent, measure)
-                assert unique.values[layer] == pytest.approx(np.mean([part[3] for part in parts]))
-                if measure == "dot":
-                    overlap = naive.distance_overlap(
-                        [of(call, row)[:, places] for row, places in enumerate(real)], percent
-                    )
-                    assert statistics.get("distance_overlap", percent).values[layer] == pytest.approx(overlap)
-    assert np.allclose(statistics.get("noise").values, 1 - statistics.get("signal").values)
-    separates = [np.isin(each, [5, 6]) for each in ids]
-    rows = sum(map(len, ids))
-    found = statistics.get("separator_focus")
+    rows = range(len(texts))
+    kinds = [statistic_named(name) for name in list_statistics()]
     for layer, call in enumerate(calls):
-        maps = [attention_map(call, row)[:, places][:, :, places].numpy() for row, places in enumerate(real)]
-        parts = [naive.separator_focus(m, s, call.causal) for m, s in zip(maps, separates, strict=True)]
-        assert np.allclose(found.values[layer], np.sum([part[0] for part in parts], axis=0) / rows)
-        assert np.allclose(found.chance[layer], sum(part[1] for part in parts) / rows)
-        assert np.allclose(found.chance_matched[layer], np.sum([part[2] for part in parts], axis=0) / rows)
-        special = [attention_map(call, row)[:, places][:, :, [0, len(places) + 1]] for row, places in enumerate(real)]
-        expected = torch.stack([each.sum((1, 2)) for each in special]).sum(0) / rows
-        assert np.allclose(statistics.get("special_focus").values[layer], expected)
-        for percent in naive.PERCENTS:
-            inside = []
-            for m, call_row in zip(maps, range(len(real)), strict=True):
-                m = m / m.sum(-1, keepdims=True)
-                x = call.output[call_row].numpy()[:, real[call_row]]
-                for head in range(2):
-                    region = naive.high(np.maximum(m[head], m[head].T), percent)
-                    inside.append((head, len(set(region) & set(naive.high(x[head] @ x[head].T, percent))), len(region)))
-            for head in range(2):
-                share = sum(n for h, n, _ in inside if h == head) / sum(n for h, _, n in inside if h == head)
-                assert statistics.get("region", percent).values[layer, head] == pytest.approx(share)
+        maps = [attention_map(call, row).numpy() for row in rows]
+        outputs = [call.output[row] for row in rows]
+        vectors = {"dot": [each.numpy() for each in outputs], "attention": maps}
+        vectors["cosine"] = [torch.nn.functional.normalize(each, dim=-1).numpy() for each in outputs]
+        for measure, percent in itertools.product(vectors, naive.PERCENTS):
+            loop_texts = naive.loop_texts(known, maps, call.causal, vectors[measure], percent)
+            for kind in kinds:
+                if measure == "dot" or (kind.controls and not kind.needs_attention):
+                    found = statistics.get(kind.name, percent if kind.by_percent else None, measure)
+                    expected = kind.loops(loop_texts)
+                    assert "values" in expected
+                    for field, values in expected.items():
+                        assert np.allclose(getattr(found, field)[layer], values, rtol=1e-6), (kind.name, field)
+    for name in RELATIONS:
+        assert set(statistic_named(name).loops(loop_texts)) == {"values", "chance", "chance_matched"}
+    assert np.allclose(statistics.get("noise").values, 1 - statistics.get("signal").values)
 
 
 @pytest.mark.parametrize("make", [planted.small_bert, small_gpt])
@@ -192,7 +162,7 @@ def test_half_precision_is_said(tokenizer):
 
 def test_overlap_is_one_where_distances_are_those_of_all_pairs():
     everywhere = np.array([[5.0, 3.0, 2.0]])
-    found = _overlap(np.array([[50.0, 30, 20], [1, 0, 0], [2, 3, 5], [0, 0, 0]]), everywhere)
+    found = overlap(np.array([[50.0, 30, 20], [1, 0, 0], [2, 3, 5], [0, 0, 0]]).T, everywhere.T)
     assert np.allclose(found, [1, 0.5, 0.7, np.nan], equal_nan=True)
 
 
@@ -354,15 +324,11 @@ def test_attention_under_a_mask_is_the_models_own(tokenizer):
     with torch.no_grad():
         given = {"input_ids": known.input_ids, "attention_mask": known.attention_mask}
         attentions = model(**given, output_attentions=True).attentions
-    real = [np.flatnonzero(row) for row in known.attention_mask.numpy() * ~known.special]
-    separates = [np.isin(known.input_ids[row].numpy()[places], [5, 6]) for row, places in enumerate(real)]
     for layer, weights in enumerate(attentions):
-        maps = [weights[row][:, places][:, :, places].numpy() for row, places in enumerate(real)]
-        parts = [naive.separator_focus(m, s, True) for m, s in zip(maps, separates, strict=True)]
-        rows = sum(map(len, real))
-        assert np.allclose(focus.values[layer], np.sum([part[0] for part in parts], axis=0) / rows, atol=1e-5)
-        assert np.allclose(focus.chance[layer], sum(part[1] for part in parts) / rows)
-        assert np.allclose(focus.chance_matched[layer], np.sum([part[2] for part in parts], axis=0) / rows, atol=1e-5)
+        expected = statistic_named("separator_focus").loops(naive.loop_texts(known, weights.numpy(), True))
+        assert len(expected) == 3
+        for field, values in expected.items():
+            assert np.allclose(getattr(focus, field)[layer], values, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", ["flexformer_s", "flexformer_n"])

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_attn_ext.probe.counting import texts
+from hf_attn_ext.probe.counting.pair_set import PairSet
 from hf_attn_ext.probe.counting.texts import make_text, starts_at
-from hf_attn_ext.probe.streaming.measures import PAIR_SUMS, chance_sums, pair_sums
+from hf_attn_ext.probe.statistics import statistic_named
 
 
 def drawn_text(length, heads, number=0, percents=(1, 5), kinds=15, seed=0, document=None):
@@ -63,11 +64,12 @@ def test_texts_of_one_document_are_drawn_together_and_nothing_else_changes(one, 
 def test_heads_without_any_rule_are_at_chance():
     """Their most common tokens too: drawn with replacement, pairs would fall on more tokens."""
     draw, found = np.random.default_rng(0), []
+    kinds = [statistic_named(name) for name in ("top_token", "unique_tokens")]
     for seed in range(300):
         text = drawn_text(40, 8, seed)
-        sums, unique, _ = pair_sums(random_heads(text, 8, draw), text)
-        chance, _, _ = chance_sums(text)
-        top = [sums[:, 1, PAIR_SUMS.index(name)].mean() for name in ("top", "top_matched")]
-        found.append([top[0] - chance[1, 4], top[0] - top[1], unique[1, 0] - chance[1, 5], unique[1, 0] - unique[1, 1]])
-    found = np.array(found)
+        pairs = PairSet.at(text, random_heads(text, 8, draw))
+        for kind in kinds:
+            value, matched = kind.count(pairs)[..., 1].reshape(2, -1).mean(1)
+            found.append([value - kind.count_text(text)[0, 1], value - matched])
+    found = np.array(found).reshape(300, 4)
     assert (np.abs(found.mean(0)) < 3.5 * found.std(0) / len(found) ** 0.5).all()

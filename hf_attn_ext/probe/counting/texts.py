@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,7 +14,10 @@ from .similarity import Pairs, high_counts, pairs_of
 
 # Half-octaves of the distance |i - j| in tokens: the lower bounds of the bins.
 DISTANCE_BINS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129, 193, 257, 385, 513, 769, 1025, 2049, 4097, 8193)
-RELATIONS = ("within", "repeated", "related")
+
+T = TypeVar("T")
+
+_BIN_OF = np.searchsorted(np.array(DISTANCE_BINS), np.arange(DISTANCE_BINS[-1] + 1), side="right") - 1
 
 # Shuffles of a text that heads share, each beginning elsewhere; fewer where they would take more than 2 MiB.
 SHUFFLES = 4
@@ -35,12 +40,9 @@ class Text:
         counts: how many pairs are high, for each percentage.
         key: 64 bits that depend on its token ids and the seed alone.
         weights: (R + 1,), 1 and then its weight in each bootstrap replicate.
-        relation_share: (3,) the share of its pairs that are within a sentence, repeated, either.
-        relation_at: (3, n) the same among the pairs at each distance.
         draws: (H, k) the numbers of pairs that a head would have by chance: all different, in random order.
         shuffles: see :func:`shuffled_starts`.
         shifts: (H, n) where in its shuffle a head begins at each distance.
-        separators_by: chance levels of the separator focus by what is seen, once they were asked for.
     """
 
     row: int
@@ -54,12 +56,20 @@ class Text:
     counts: tuple[int, ...]
     key: int
     weights: np.ndarray
-    relation_share: np.ndarray
-    relation_at: np.ndarray
     draws: np.ndarray
     shuffles: np.ndarray
     shifts: np.ndarray
-    separators_by: dict[tuple[int, bytes], tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
+    _kept: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """Return ``make()``, computed for this text and key the first time only."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def forget(self) -> None:
+        """Drop what :meth:`once` keeps, which refers to the text: memory is freed at once, without a collection."""
+        self._kept.clear()
 
     def in_sample(self, share: float) -> bool:
         """Whether the text is in a sample of that share: a matter of its tokens and the seed alone."""
@@ -95,7 +105,6 @@ def make_text(
     weights = np.concatenate([[1.0], drawn])
     pairs = pairs_of(length)
     counts = tuple(high_counts(len(pairs[0]), percents))
-    share, at = _relations(types, sentences, pairs)
     draws = np.stack([generator.choice(len(pairs[0]), counts[-1], replace=False) for _ in range(heads)])
     shuffles = shuffled_starts(length, heads, generator)
     shifts = generator.integers(0, length - np.arange(length), (heads, length))
@@ -111,8 +120,6 @@ def make_text(
         counts,
         key,
         weights,
-        share,
-        at,
         draws,
         shuffles,
         shifts,
@@ -168,21 +175,13 @@ def starts_at(distance: np.ndarray, text: Text) -> np.ndarray:
     return text.shuffles.take(before + place + row % len(text.shuffles) * text.shuffles.shape[1])
 
 
-def related(
-    types: np.ndarray, sentences: np.ndarray | None, i: np.ndarray, j: np.ndarray, out: np.ndarray | None = None
-) -> np.ndarray:
-    """(3, *i.shape), 1 or 0: in one sentence, of one token id, either."""
-    out = np.empty((3, *i.shape), dtype=bool) if out is None else out
-    repeated = types[i] == types[j]
-    within = np.zeros_like(repeated) if sentences is None else sentences[i] == sentences[j]
-    out[0], out[1], out[2] = within, repeated, within | repeated
-    return out
+def distance_bins(distance: np.ndarray) -> np.ndarray:
+    """Return the number of each distance's bin in :data:`DISTANCE_BINS`."""
+    return _BIN_OF[np.minimum(distance, DISTANCE_BINS[-1])]
 
 
-def _relations(types: np.ndarray, sentences: np.ndarray | None, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    length = len(types)
-    i, j, _ = pairs
-    found = related(types, sentences, i, j)
-    distance = j - i
-    at = np.stack([np.bincount(distance[each], minlength=length) for each in found])
-    return at.sum(1) / len(i), (at / (length - np.arange(length))).astype(np.float32)
+def distance_shares(text: Text) -> np.ndarray:
+    """Return the share of all pairs of the text in each bin of distances, (bins,)."""
+    gaps = np.arange(1, text.length)
+    pairs = np.bincount(distance_bins(gaps), weights=text.length - gaps, minlength=len(DISTANCE_BINS))
+    return pairs / len(text.pairs[0])

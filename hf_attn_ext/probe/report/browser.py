@@ -12,13 +12,20 @@ from torch import Tensor
 
 from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.integration.base_models.positions import max_tokens
+from hf_attn_ext.integration.base_models.readable_layers import Layer
 from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
-from hf_attn_ext.probe.corpus.annotate import segment_starts, sentence_starts
+from hf_attn_ext.probe.corpus.annotate import Annotation, segment_starts, sentence_starts
 from hf_attn_ext.probe.counting.similarity import high_counts, pair_values, pairs_of, select_high
 from hf_attn_ext.probe.counting.texts import text_key
-from hf_attn_ext.probe.options import percents_of, special_ids
-from hf_attn_ext.probe.probe import ContextSimilarityProbe
+from hf_attn_ext.probe.options import (
+    check_tokenizer,
+    choose_heads,
+    choose_layers,
+    percents_of,
+    readable_layers,
+    special_ids,
+)
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, read
 
 # Of the data in base64, all texts together; the report must stay under 5 MiB.
@@ -98,66 +105,67 @@ def browse(
     """
     (percent,) = percents_of([percent])
     texts = list(texts)
-    named = {"projections": projections, "num_heads": num_heads}
-    probe = ContextSimilarityProbe(model, tokenizer, layers, heads, keep=("matrices",), seed=seed, **named)
-    maps = len(probe.layers) * len(probe.heads)
+    chosen = choose_layers(readable_layers(model, projections, num_heads), layers)
+    shown = choose_heads(chosen, heads)
+    check_tokenizer(tokenizer)
+    maps = len(chosen) * len(shown)
     while texts:
         limit = int((2 * budget * 3 / 4 / (len(texts) * maps)) ** 0.5)
         if limit >= _LEAST_TOKENS:
             break
         texts.pop()
-    found = []
+    length = (
+        min(each for each in (limit, max_length, _MOST_TOKENS, max_tokens(model)) if each is not None) if texts else 0
+    )
+    options = {"truncation": True, "max_length": length, "language": language, "boundaries": boundaries}
+    browsed = []
     for text in texts:
-        options = {"language": language, "boundaries": boundaries}
-        one = _browsed(probe, text, percent, seed, min(limit, max_length or limit), options)
-        found += [one] if one is not None else []
-    return found
+        known = next(annotated_batches([model], tokenizer, [text], 1, layers=chosen, **options))
+        places = known.places(0, special_ids(tokenizer))
+        if len(places) > 1:
+            outputs = _outputs(model, known, places, chosen, shown)
+            ids = known.input_ids[0].tolist()
+            whole_text = len(tokenizer(text, verbose=False)["input_ids"]) <= length
+            browsed.append(
+                BrowserText(
+                    [_shown(tokenizer, ids[place]) for place in places],
+                    known.sentences[0, places].tolist(),
+                    not whole_text,
+                    *_matrices(outputs, percent, text_key(known.input_ids[0].numpy()[places], seed)),
+                )
+            )
+    return browsed
 
 
-def _browsed(
-    probe: ContextSimilarityProbe, text: str, percent: float, seed: int, limit: int, options: dict[str, Any]
-) -> BrowserText | None:
-    """``probe`` says what is looked at; it is not entered."""
-    model, tokenizer = probe.model, probe.tokenizer
-    length = min(each for each in (limit, _MOST_TOKENS, max_tokens(model)) if each is not None)
-    options = {"truncation": True, "max_length": length, **options}
-    known = next(annotated_batches([model], tokenizer, [text], 1, layers=probe.layers, **options))
-    places = known.places(0, special_ids(tokenizer))
-    if len(places) < 2:
-        return None
-    pairs = pairs_of(len(places))
-    counts = high_counts(len(pairs[0]), (percent,))
-    key = text_key(known.input_ids[0].numpy()[places], seed)
+def _outputs(model: Any, known: Annotation, places: np.ndarray, layers: list[Layer], heads: list[int]) -> list[Tensor]:
+    """For each layer (H, n, d): the heads' outputs at the tokens that count."""
     outputs: dict[int, Tensor] = {}
 
     def keep(call: HeadOutputs) -> None:
-        call.check_single(probe)
-        outputs[call.layer.index] = call.output[0, probe.heads][:, places].cpu()
+        call.check_single(outputs_of)
+        outputs[call.layer.index] = call.output[0, heads][:, places].cpu()
 
-    with evaluating(model), capture(model, keep, layers=probe.layers):
-        read(model, known.input_ids, known.attention_mask, probe.layers)
-    values, scales, full, high = [], [], [], []
-    for layer in probe.layers:
-        of_pairs, norms = pair_values(outputs[layer.index], pairs)
-        chosen = select_high(of_pairs, counts, norms, pairs, key)
+    outputs_of = object()
+    with evaluating(model), capture(model, keep, layers=layers):
+        read(model, known.input_ids, known.attention_mask, layers)
+    return [outputs[layer.index] for layer in layers]
+
+
+def _matrices(outputs: list[Tensor], percent: float, key: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """``values``, ``scales``, ``full`` and ``high`` of :class:`BrowserText`."""
+    pairs = pairs_of(outputs[0].shape[1])
+    counts = high_counts(len(pairs[0]), (percent,))
+    columns = []
+    for of_layer in outputs:
+        of_pairs, norms = pair_values(of_layer, pairs)
+        high = np.sort(select_high(of_pairs, counts, norms, pairs, key), axis=1)
         magnitude = np.abs(of_pairs)
         scale = np.maximum(magnitude.max(1), np.finfo(magnitude.dtype).tiny)
-        high.append(np.sort(chosen, axis=1))
         roots = np.sign(of_pairs) * np.sqrt(magnitude / scale[:, None])  # finer where most values are
-        values.append(np.rint(128 + 127 * roots).astype(np.uint8))
-        scales.append(scale)
-        full.append(np.quantile(magnitude, 0.99, axis=1))
-    ids = known.input_ids[0].tolist()
-    whole_text = len(tokenizer(text, verbose=False)["input_ids"]) <= length
-    return BrowserText(
-        [_shown(tokenizer, ids[place]) for place in places],
-        known.sentences[0, places].tolist(),
-        not whole_text,
-        np.stack(values),
-        np.stack(scales),
-        np.stack(full),
-        np.stack(high),
-    )
+        values = np.rint(128 + 127 * roots).astype(np.uint8)
+        columns.append((values, scale, np.quantile(magnitude, 0.99, axis=1), high))
+    values, scales, full, high = (np.stack(each) for each in zip(*columns, strict=True))
+    return values, scales, full, high
 
 
 def _shown(tokenizer: Any, token: int) -> str:

@@ -13,26 +13,14 @@ import numpy as np
 
 from hf_attn_ext._util.files import atomic_write
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.probe.results import DESCRIPTIONS, ProbeStatistics, Statistic
+from hf_attn_ext.probe.results import ProbeStatistics, Statistic
+from hf_attn_ext.probe.statistics import list_statistics, statistic_named
 
 _DOT, _COUNT, _MATCHED = "#0b6e4f", "#777777", "#d1853b"
 _CONTROL = {"dot": _DOT, "cosine": "#30459c", "attention": "#8e44ad"}
 # From so many heads on, marks are drawn as pixels: as paths they would take megabytes.
 _MANY = 400
 OPTIONS = {"svg.hashsalt": "hf-attn-ext", "svg.fonttype": "none", "font.size": 9, "font.family": "DejaVu Sans"}
-_TITLES = {
-    "within_sentence": "pairs inside one sentence",
-    "repeated_tokens": "pairs of repeated tokens",
-    "signal": "signal: one sentence or one token",
-    "noise": "noise: neither",
-    "distance": "distance in tokens",
-    "distance_overlap": "overlap with the distances of all pairs",
-    "top_token": "share of the most common token",
-    "unique_tokens": "distinct most common tokens",
-    "separator_focus": "attention on separators",
-    "special_focus": "attention on special tokens",
-    "region": "high pairs in regions of high attention",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,35 +83,41 @@ def save_figures(drawings: list[Drawing], folder: Path) -> list[Path]:
 
 def _all(statistics: ProbeStatistics) -> Iterator[Drawing]:
     percent = statistics.settings["percents"][0]
-    main = {}
-    for name in DESCRIPTIONS:
-        for each in statistics.statistics:
-            if each.name == name and each.measure == "dot" and each.percent in (None, percent):
-                if np.isfinite(each.values).any():
-                    main[name] = each
-    for name, one in main.items():
-        if one.heads is not None:
-            yield Drawing(f"map-{name}", "map", _TITLES[name], _map(one))
-    for name, one in main.items():
-        others = [
-            each
-            for each in statistics.statistics
-            if each.name == name and each.measure == "dot" and each.percent not in (None, percent)
-        ]
-        yield Drawing(f"curve-{name}", "curve", _TITLES[name], _curve(one, others))
-    for name in ("within_sentence", "repeated_tokens"):
-        controls = [e for e in statistics.statistics if e.name == name and e.percent == percent]
-        if len(controls) > 1:
-            caption = f"{_TITLES[name]}: dot products and the controls"
-            yield Drawing(f"controls-{name}", "curve", caption, _controls(controls))
+    kinds = [statistic_named(name) for name in list_statistics()]
+    results = [one for one in statistics.statistics if np.isfinite(one.values).any()]
+    main = {one.name: one for one in results if one.measure == "dot" and one.percent in (None, percent)}
+    drawn = [kind for kind in kinds if kind.name in main]
+    for kind in drawn:
+        if kind.per_head and "map" in kind.figures:
+            yield Drawing(f"map-{kind.name}", "map", kind.title, _map(main[kind.name]))
+    for kind in drawn:
+        if "curve" in kind.figures:
+            others = [e for e in statistics.statistics if e.name == kind.name and e.measure == "dot"]
+            others = [e for e in others if e.percent not in (None, percent)]
+            yield Drawing(f"curve-{kind.name}", "curve", kind.title, _curve(main[kind.name], others))
+    for kind in kinds:
+        controls = [e for e in statistics.statistics if e.name == kind.name and e.percent == percent]
+        if kind.controls_figure and len(controls) > 1:
+            caption = f"{kind.title}: dot products and the controls"
+            yield Drawing(f"controls-{kind.name}", "curve", caption, _controls(controls))
     yield Drawing("distances", "other", "high pairs by distance, against all pairs", _distances(statistics))
+
+
+def _scale(one: Statistic) -> float:
+    """What values are multiplied by: shares are shown in percent."""
+    return 100.0 if statistic_named(one.name).unit == "share" else 1.0
+
+
+def _unit(one: Statistic) -> str:
+    unit = statistic_named(one.name).unit
+    return "%" if unit == "share" else unit
 
 
 def _map(one: Statistic) -> Any:
     """Layer x head: the value less its chance level, and marks where the interval excludes it."""
     from matplotlib.colors import Normalize, TwoSlopeNorm
 
-    unit = 1.0 if one.name == "distance" else 100.0
+    unit = _scale(one)
     against = np.isfinite(one.chance).any()
     shown = unit * (one.values - one.chance if against else one.values)
     if against:
@@ -131,7 +125,7 @@ def _map(one: Statistic) -> Any:
         norm, colours = TwoSlopeNorm(0.0, -reach, reach), "RdBu_r"
     else:
         norm, colours = Normalize(0.0, float(np.nanmax(shown)) or 1.0), "Greens"
-    what = "tokens" if one.name == "distance" else "points" if against else "%"
+    what = "points" if against and _unit(one) == "%" else _unit(one)
     label = f"{what} above chance" if against else what
     figure, axis = map_figure(shown, one.layers, one.heads, norm, colours, label)
     for kind, (marker, filled) in {"beyond": ("o", True), "count": ("o", False), "below": ("_", True)}.items():
@@ -165,11 +159,12 @@ def map_figure(
 
 
 def _map_title(one: Statistic, unit: float) -> str:
-    title = _TITLES[one.name] if one.percent is None else f"{_TITLES[one.name]}, top {one.percent:g}%"
+    title = statistic_named(one.name).title
+    title = title if one.percent is None else f"{title}, top {one.percent:g}%"
     if not np.isfinite(one.chance).any():
         return title
     low, high = unit * np.nanmin(one.chance), unit * np.nanmax(one.chance)
-    sign = "" if one.name == "distance" else "%"
+    sign = "%" if _unit(one) == "%" else ""
     level = f"{low:.3g}{sign}" if high - low < 0.005 * max(abs(high), 1e-9) else f"{low:.3g} to {high:.3g}{sign}"
     return f"{title}\nby chance {level}"
 
@@ -187,7 +182,7 @@ def _marked(one: Statistic, kind: str) -> np.ndarray:
 def _curve(one: Statistic, others: list[Statistic]) -> Any:
     """Means over heads with their interval; the bands hold what does not differ from chance."""
     figure, axis = _figure(4.6, 3.5)
-    unit = 1.0 if one.name == "distance" else 100.0
+    unit = _scale(one)
     places = np.arange(len(one.layers))
     for level, excess, colour, label in (
         (one.chance, one.excess_interval, _COUNT, "by chance"),
@@ -224,13 +219,14 @@ def _curve(one: Statistic, others: list[Statistic]) -> Any:
         capsize=2.5,
         label=label,
     )
-    axis.set_title(_TITLES[one.name], fontsize=9)
-    _finish(axis, one.layers, "tokens" if one.name == "distance" else "%", label)
+    axis.set_title(statistic_named(one.name).title, fontsize=9)
+    _finish(axis, one.layers, _unit(one), label)
     return figure
 
 
 def _controls(measures: list[Statistic]) -> Any:
     figure, axis = _figure(4.6, 3.5)
+    unit = _scale(measures[0])
     places = np.arange(len(measures[0].layers))
     for one in measures:
         colour = _CONTROL[one.measure]
@@ -238,19 +234,19 @@ def _controls(measures: list[Statistic]) -> Any:
         label = {"dot": "dot products", "cosine": "cosine", "attention": "A Aᵀ"}[one.measure]
         axis.errorbar(
             places,
-            100 * _mean(one.values),
-            100 * half,
+            unit * _mean(one.values),
+            unit * half,
             color=colour,
             marker="o",
             markersize=4,
             capsize=2.5,
             label=label,
         )
-        axis.plot(places, 100 * _mean(one.chance_matched), color=colour, linestyle="--", linewidth=1)
-    axis.plot(places, 100 * _mean(measures[0].chance), color=_COUNT, linestyle=":", label="by chance")
+        axis.plot(places, unit * _mean(one.chance_matched), color=colour, linestyle="--", linewidth=1)
+    axis.plot(places, unit * _mean(measures[0].chance), color=_COUNT, linestyle=":", label="by chance")
     axis.plot([], [], color="black", linestyle="--", linewidth=1, label="at the same distances")
-    axis.set_title(f"{_TITLES[measures[0].name]}, and controls (on the sample)", fontsize=9)
-    _finish(axis, measures[0].layers, "%", "dot products")
+    axis.set_title(f"{statistic_named(measures[0].name).title}, and controls (on the sample)", fontsize=9)
+    _finish(axis, measures[0].layers, _unit(measures[0]), "dot products")
     return figure
 
 

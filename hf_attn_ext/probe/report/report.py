@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from hf_attn_ext._util.files import as_path, write_text
-from hf_attn_ext.probe.results import DESCRIPTIONS, MEASURES, ProbeStatistics
+from hf_attn_ext.probe.results import MEASURES, ProbeStatistics
+from hf_attn_ext.probe.statistics import list_statistics, statistic_named
 
 from .browser import BrowserText
 from .figures import Drawing, draw
@@ -109,7 +110,7 @@ def _render(
         notes=[*gaps(statistics), *([note] if note else [])],
         figures=figures,
         counts=[(label, f"{statistics.counts[name]:,}") for name, label in _COUNTS.items()],
-        descriptions=DESCRIPTIONS,
+        descriptions={name: statistic_named(name).description for name in list_statistics()},
         measures=MEASURES,
         provenance=[(name, str(value)) for name, value in provenance.items()],
         settings=[(name, _shown(value)) for name, value in settings.items()],
@@ -122,13 +123,14 @@ def _browser_data(statistics: ProbeStatistics, browser: Sequence[BrowserText]) -
     percent = statistics.settings["percents"][0]
     numbers = []
     if len(layers) * len(heads) <= _MOST_HEADS:
+        kinds = {name: statistic_named(name) for name in list_statistics()}
         for one in statistics.statistics:
-            if one.measure == "dot" and one.percent in (None, percent) and one.heads is not None:
+            if one.name in kinds and one.measure == "dot" and one.percent in (None, percent) and one.heads is not None:
                 fields = (one.values, one.interval[..., 0], one.interval[..., 1], one.chance, one.chance_matched)
                 numbers.append(
                     {
                         "label": one.name.replace("_", " "),
-                        "share": one.name != "distance",
+                        "share": kinds[one.name].unit == "share",
                         "values": [_rounded(field) for field in fields],
                     }
                 )

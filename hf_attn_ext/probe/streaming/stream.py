@@ -6,6 +6,7 @@ import dataclasses
 import os
 import threading
 import uuid
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ from hf_attn_ext.integration.capture.attention_maps import attention_map, check_
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.integration.capture.passes import ForwardPass
 from hf_attn_ext.probe.corpus.annotate import Annotation
+from hf_attn_ext.probe.counting.attention_rows import AttentionRows
 from hf_attn_ext.probe.counting.high_pairs import high_pairs, in_parts
+from hf_attn_ext.probe.counting.pair_set import PairSet
 from hf_attn_ext.probe.counting.sums import Sums
-from hf_attn_ext.probe.counting.texts import Text, make_text
-
-from .measures import attention_sums, chance_sums, pair_sums
+from hf_attn_ext.probe.counting.texts import Text, distance_shares, make_text
+from hf_attn_ext.probe.statistics import list_statistics, statistic_named
 
 COUNTS = ("texts", "skipped", "tokens", "special", "padding", "pairs", "sentences", "words", "sampled")
 
@@ -58,11 +60,17 @@ _OF_TEXTS = ("shuffle_tokens", "segments", "resampled")
 
 @dataclasses.dataclass
 class _Pass:
-    """A pass that is not over: its texts, and what its layers have given."""
+    """A pass that is not over: its texts, and what its layers have given.
+
+    Attributes:
+        parts: by group of texts and name, one array per text; sums with a bootstrap.
+        plain: by name, sums over texts without one.
+    """
 
     texts: list[Text]
     counts: dict[str, int]
-    parts: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    parts: dict[tuple[str, str], list[np.ndarray]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+    plain: dict[str, Any] = dataclasses.field(default_factory=lambda: defaultdict(float))
 
 
 class Stream:
@@ -70,6 +78,7 @@ class Stream:
 
     def __init__(self, settings: Settings, special_ids: set[int], separator_ids: set[int] | None) -> None:
         self.settings = settings
+        self.kinds = tuple(statistic_named(name) for name in list_statistics())
         self.special_ids = np.array(sorted(special_ids), dtype=np.int64)
         self.separator_ids = None if separator_ids is None else np.array(sorted(separator_ids), dtype=np.int64)
         self.lock = threading.Lock()
@@ -107,10 +116,10 @@ class Stream:
         for text in one.texts:
             outputs = _rows(call.output[text.row], text.places)
             outputs = outputs if len(heads) == outputs.shape[0] else outputs[heads]
-            chosen = high_pairs(outputs, text)
-            self._count(one, "dot", call.layer.index, chosen, text)
+            high = PairSet.at(text, high_pairs(outputs, text))
+            self._count_pairs(one, "dot", call.layer.index, high)
             if text.in_sample(self.settings.sample):
-                self._sampled(one, call, text, outputs, chosen)
+                self._sampled(one, call, outputs, high)
 
     def on_end(self, forward: ForwardPass) -> None:
         """Commit a pass that has come to its end; one that was broken off leaves no trace."""
@@ -123,45 +132,51 @@ class Stream:
         }
         with self.lock:
             self.origins.add(f"{self._own} {os.getpid()}")  # a forked process counts its own
-            for name, parts in one.parts.items():
-                group, name = name.split(":")
-                if group == "plain":
-                    self.plain.add(name, np.ones((len(parts), 1)), np.stack(parts))
-                else:
-                    self.sums.add(name, groups[group], np.stack(parts))
+            for (group, name), parts in one.parts.items():
+                self.sums.add(name, groups[group], np.stack(parts))
+            for name, total in one.plain.items():
+                self.plain.add(name, np.ones((1, 1)), np.asarray(total)[None])
             for name, count in one.counts.items():
                 self.counts[name] += count
+        for text in one.texts:
+            text.forget()
 
-    def _count(self, one: _Pass, measure: str, layer: int, chosen: np.ndarray, text: Text) -> None:
-        sums, unique, histogram = pair_sums(chosen, text)
+    def _count_pairs(self, one: _Pass, measure: str, layer: int, high: PairSet) -> None:
         group = "all" if measure == "dot" else "sample"
-        one.parts.setdefault(f"{group}:{measure}/pairs/{layer}", []).append(sums)
-        one.parts.setdefault(f"{group}:{measure}/unique/{layer}", []).append(unique)
-        kept = one.parts.setdefault(f"plain:{measure}/distances/{layer}", [np.zeros_like(histogram)])
-        kept[0] += histogram
+        for kind in self.kinds:
+            if not kind.needs_attention and kind.counted_as is None and (kind.controls or measure == "dot"):
+                one.parts[group, f"{measure}/{kind.name}/{layer}"].append(kind.count(high))
         if measure == "dot":
-            one.parts.setdefault(f"all:dot/spread/{layer}", []).append(histogram.sum(0))
+            one.plain[f"distances/{layer}"] += high.by_distance
 
-    def _sampled(self, one: _Pass, call: HeadOutputs, text: Text, outputs: torch.Tensor, chosen: np.ndarray) -> None:
-        """The controls, and what is read from the attention map."""
-        layer, controls = call.layer.index, self.settings.controls
+    def _sampled(self, one: _Pass, call: HeadOutputs, outputs: torch.Tensor, high: PairSet) -> None:
+        """Count the controls and the attention map."""
+        layer, controls, text = call.layer.index, self.settings.controls, high.text
         if "cosine" in controls:
             wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-            self._count(one, "cosine", layer, high_pairs(torch.nn.functional.normalize(wide, dim=-1), text), text)
+            unit = torch.nn.functional.normalize(wide, dim=-1)
+            self._count_pairs(one, "cosine", layer, PairSet.at(text, high_pairs(unit, text)))
         if call.query is None:  # read at the output projection
             return
-        parts = []
-        seen = visible_keys(call, text.row).cpu().numpy()
+        kinds = [kind for kind in self.kinds if kind.needs_attention and kind.counted_as is None]
+        counts: dict[str, list[np.ndarray]] = {kind.name: [] for kind in kinds}
+        pairs, counted = [], []
+        visible = visible_keys(call, text.row).cpu().numpy()
         for group in in_parts(len(self.settings.heads), call.output.shape[2]):
-            attention = attention_map(call, text.row, list(self.settings.heads[group])).cpu()
-            pairs = high_pairs(_rows(attention, text.places), text) if "attention" in controls else None
-            its = seen if len(seen) == 1 else seen[list(self.settings.heads[group])]
-            parts.append((*attention_sums(attention.numpy(), text, its, chosen[group]), pairs))
-        focus, region, pairs = zip(*parts, strict=True)
-        one.parts.setdefault(f"sample:focus/{layer}", []).append(np.concatenate(focus))
-        one.parts.setdefault(f"sample:region/{layer}", []).append(np.concatenate(region))
+            heads = list(self.settings.heads[group])
+            attention = attention_map(call, text.row, heads).cpu()
+            if "attention" in controls:
+                pairs.append(high_pairs(_rows(attention, text.places), text))
+            seen = visible if len(visible) == 1 else visible[heads]
+            rows = AttentionRows(text, attention.numpy(), seen, PairSet.at(text, high.index[group]))
+            counted.append(rows.counted.sum(1))
+            for kind in kinds:
+                counts[kind.name].append(kind.count(rows))
+        for name, parts in counts.items():
+            one.parts["sample", f"dot/{name}/{layer}"].append(np.concatenate(parts, axis=1))
+        one.plain[f"rows/{layer}"] += np.concatenate(counted)
         if "attention" in controls:
-            self._count(one, "attention", layer, np.concatenate(pairs), text)
+            self._count_pairs(one, "attention", layer, PairSet.at(text, np.concatenate(pairs)))
 
     def _begin(self, forward: ForwardPass) -> _Pass:
         if forward.input_ids is None:
@@ -204,31 +219,28 @@ class Stream:
             texts.append(text)
         one = _Pass(texts, counts)
         for text in texts:
-            self._levels(one, text)
+            self._count_text(one, text)
         return one
 
-    def _levels(self, one: _Pass, text: Text) -> None:
-        """What does not depend on the model: the chance levels, and what ratios are taken over."""
-        chance, distances, drawn = chance_sums(text)
-        has_sentences = float(text.sentences is not None)
-        below = np.array([[count, count * has_sentences, 1.0, has_sentences] for count in text.counts])
-        chance_with = chance.copy()
-        if not has_sentences:
-            chance_with[:, [0, 2]] = 0.0
+    def _count_text(self, one: _Pass, text: Text) -> None:
+        """Count what does not depend on the model: the chance levels, and what ratios are taken over."""
         groups = ["all", "sample"] if text.in_sample(self.settings.sample) else ["all"]
-        for group in groups:
-            one.parts.setdefault(f"{group}:{group}/chance", []).append(chance_with)
-            one.parts.setdefault(f"{group}:{group}/below", []).append(below)
-        one.parts.setdefault("all:all/spread", []).append(np.stack([distances, drawn]))
+        for kind in self.kinds:
+            if kind.counted_as is None:
+                counts = kind.count_text(text)
+                for group in ["sample"] if kind.needs_attention else groups:
+                    if group in groups:
+                        one.parts[group, f"{group}/{kind.name}"].append(counts)
+        one.parts["all", "all/texts"].append(np.ones(1))
+        one.plain["distances/chance"] += np.outer(text.counts, distance_shares(text))
         if "sample" in groups:
-            known = float(text.separators is not None)
-            rows = np.array([text.length, text.length * known, known])
-            one.parts.setdefault("sample:sample/rows", []).append(rows)
+            one.plain["rows"] += text.length
 
     def state_dict(self) -> dict[str, Any]:
         with self.lock:
             return {
                 "settings": dataclasses.asdict(self.settings),
+                "statistics": [kind.name for kind in self.kinds],
                 "counts": dict(self.counts),
                 "origins": sorted(self.origins),
                 "sums": self.sums.state_dict(),
@@ -255,6 +267,7 @@ class Stream:
             plain.load_state_dict(state["plain"])
             counts = {name: int(state["counts"][name]) for name in COUNTS}
             origins = {str(one) for one in list(state["origins"])}
+            kinds = list(state["statistics"])
             if min(counts.values()) < 0 or isinstance(state["origins"], str) or (counts["texts"] and not origins):
                 raise ValueError("its counts and origins do not belong together")
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -266,6 +279,12 @@ class Stream:
                 fed_so[name] = its if value is None else value
             elif its != value:
                 raise AttnExtError(f"the states differ in {name}: {value!r} here, {its!r} there")
+        if kinds != [kind.name for kind in self.kinds]:
+            different = sorted({kind.name for kind in self.kinds} ^ set(kinds))
+            raise AttnExtError(
+                f"the states differ in their statistics ({', '.join(different) or 'their order'}); import the modules "
+                "that register statistics in every process"
+            )
         if self.origins & origins:
             raise AttnExtError(
                 "these statistics are counted here already: a probe's own, or a state that was merged before; their "

@@ -1,0 +1,107 @@
+"""Pairs of one text's tokens, per head, and what statistics read from them; each is computed once."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from .texts import DISTANCE_BINS, Text, distance_bins, starts_at
+
+
+class PairSet:
+    """Pairs i < j of one text: the high pairs of each head, or pairs that chance draws.
+
+    Args:
+        text: the text.
+        i, j: (H, k) token positions among the text's n tokens, or (k,) without an axis of heads.
+        index: (H, k) numbers of the pairs among ``text.pairs``, where they are known.
+
+    Attributes:
+        text, i, j, index: as given.
+
+    Example:
+        >>> PairSet.at(text, chosen).distance.mean(1)  # doctest: +SKIP
+    """
+
+    def __init__(self, text: Text, i: np.ndarray, j: np.ndarray, index: np.ndarray | None = None) -> None:
+        self.text, self.i, self.j, self.index = text, i, j, index
+
+    @classmethod
+    def at(cls, text: Text, index: np.ndarray) -> PairSet:
+        """Return the pairs with the numbers ``index`` (H, k), the highest first."""
+        first, second, _ = text.pairs
+        return cls(text, first[index], second[index], index)
+
+    @classmethod
+    def every(cls, text: Text) -> PairSet:
+        """Return all n(n-1)/2 pairs of the text, (k,)."""
+        return text.once("every pair", lambda: cls(text, *text.pairs[:2]))
+
+    @classmethod
+    def drawn(cls, text: Text) -> PairSet:
+        """Return pairs drawn at random, as many per head as are high: the null model of a text."""
+        return text.once("drawn pairs", lambda: cls.at(text, text.draws))
+
+    @functools.cached_property
+    def matched(self) -> PairSet:
+        """Pairs drawn at the same distances as these, (H, k)."""
+        start = starts_at(self.distance, self.text)
+        return PairSet(self.text, start, start + self.distance)
+
+    @functools.cached_property
+    def distance(self) -> np.ndarray:
+        """``j - i`` in tokens, int64."""
+        return (self.j - self.i).astype(np.int64)
+
+    @functools.cached_property
+    def same_token(self) -> np.ndarray:
+        """Bool: both tokens have the same id."""
+        return self.text.types[self.i] == self.text.types[self.j]
+
+    @functools.cached_property
+    def same_sentence(self) -> np.ndarray:
+        """Bool: both tokens are in one sentence; False where sentences are not known."""
+        sentences = self.text.sentences
+        return np.zeros(self.i.shape, bool) if sentences is None else sentences[self.i] == sentences[self.j]
+
+    def up_to(self, values: np.ndarray) -> np.ndarray:
+        """Sum values (H, k) over the pairs that are high at each percentage: (H, P)."""
+        return values.astype(np.float32) @ _up_to(self.text.counts)
+
+    @functools.cached_property
+    def by_distance(self) -> np.ndarray:
+        """(P, H, bins) numbers of pairs in each of :data:`.DISTANCE_BINS`."""
+        return counted(distance_bins(self.distance), len(DISTANCE_BINS), self.text.counts)
+
+    @functools.cached_property
+    def most_common(self) -> tuple[np.ndarray, np.ndarray]:
+        """Each head's token with the most ends of pairs, and how many ends it has: (P, H) and (P, H).
+
+        Tokens are numbers of the text's distinct ids. Of several with equally many ends, the one that comes first in
+        the text is taken.
+        """
+        types = self.text.types
+        kinds = int(types.max()) + 1
+        ends = counted(types[self.i], kinds, self.text.counts) + counted(types[self.j], kinds, self.text.counts)
+        return ends.argmax(2), ends.max(2)
+
+
+def counted(numbers: np.ndarray, kinds: int, counts: tuple[int, ...]) -> np.ndarray:
+    """(P, H, kinds): how often each number below ``kinds`` occurs in the first ``counts`` columns of (H, k)."""
+    heads, levels = len(numbers), len(counts)
+    offset = (_steps(counts) * heads + np.arange(heads)[:, None]) * kinds
+    occurrences = np.bincount((numbers + offset).ravel(), minlength=levels * heads * kinds)
+    return occurrences.reshape(levels, heads, kinds).cumsum(0)
+
+
+@functools.lru_cache(maxsize=16)
+def _steps(counts: tuple[int, ...]) -> np.ndarray:
+    """(k,): the smallest percentage that each column of a selection belongs to."""
+    return np.repeat(np.arange(len(counts)), np.diff((0, *counts)))
+
+
+@functools.lru_cache(maxsize=16)
+def _up_to(counts: tuple[int, ...]) -> np.ndarray:
+    """(k, P): which columns of a selection each percentage takes."""
+    return (_steps(counts)[:, None] <= np.arange(len(counts))).astype(np.float32)

@@ -1,0 +1,231 @@
+"""What a statistic of attention heads says about itself: texts, counts, chance levels, reduction, finding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from hf_attn_ext.probe.counting.pair_set import PairSet
+from hf_attn_ext.probe.counting.sums import ratio
+from hf_attn_ext.probe.counting.texts import Text
+
+from .findings import Claim, Finding, make_finding
+
+if TYPE_CHECKING:
+    from hf_attn_ext.probe.results import ProbeStatistics, Statistic
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduced:
+    """A statistic's numbers, from the sums over texts and from each bootstrap replicate's.
+
+    Attributes:
+        values, chance, matched: (R + 1, L, H, P), or (R + 1, L, P) for a statistic of a layer; chance levels by count
+            and at the same distances, NaN where there is none.
+        texts: (R + 1, P) how many texts were counted.
+    """
+
+    values: np.ndarray
+    chance: np.ndarray
+    matched: np.ndarray
+    texts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopText:
+    """One text as the slow loops see it, of n tokens that are not special.
+
+    Attributes:
+        ids, sentences: n token ids and sentence numbers.
+        high: for each head, its high pairs (i, j).
+        attention: (H, n, N) attention weights of the n queries.
+        places: the n token positions among N.
+        separators: n bools.
+        causal: queries see no later keys.
+    """
+
+    ids: Sequence[int]
+    sentences: Sequence[int]
+    high: Sequence[Sequence[tuple[int, int]]]
+    attention: np.ndarray
+    places: Sequence[int]
+    separators: Sequence[bool]
+    causal: bool
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """All pairs i < j."""
+        return [(i, j) for i in range(len(self.ids)) for j in range(i + 1, len(self.ids))]
+
+    @property
+    def weights(self) -> np.ndarray:
+        """(H, n, n): attention among the n tokens, rows normalised again."""
+        among = self.attention[:, :, list(self.places)]
+        return among / among.sum(-1, keepdims=True)
+
+
+class HeadStatistic:
+    """Base class of statistics, registered with :func:`.register_statistic`.
+
+    A subclass counts in one text (:meth:`count`, :meth:`count_text`); sums over texts and their bootstrap replicates
+    are kept for it, and :meth:`reduce` turns them into values. Below, H is the number of heads, P that of percentages
+    (1 without ``by_percent``), C any number of columns.
+
+    Attributes:
+        name: set by the registry.
+        title: of figures, a few words.
+        description: one line for the report.
+        unit: ``"share"``, shown in percent, or the plural of what values count, such as ``"tokens"``.
+        bounds: the least and the greatest possible value; intervals are cut there.
+        per_head: False for a statistic of a whole layer, without the axis of heads.
+        by_percent: whether it depends on which pairs are high.
+        controls: whether it is also counted for the controls, cosine and A A^T.
+        controls_figure: whether a figure compares it with the controls.
+        needs_attention: counts attention maps, on the sample, instead of pairs.
+        counted_as: name of the statistic whose sums it reads; None counts its own.
+        figures: the figures that are drawn, of ``"map"`` (layers and heads) and ``"curve"`` (layers).
+        claim: the finding, in most cases; see :meth:`findings`.
+        report_order: findings with lower numbers come first.
+        verdicts: other words for verdicts, ``{verdict: (key, words)}``.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    description: ClassVar[str]
+    unit: ClassVar[str] = "share"
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    per_head: ClassVar[bool] = True
+    by_percent: ClassVar[bool] = True
+    controls: ClassVar[bool] = True
+    controls_figure: ClassVar[bool] = False
+    needs_attention: ClassVar[bool] = False
+    counted_as: ClassVar[str | None] = None
+    figures: ClassVar[tuple[str, ...]] = ("map", "curve")
+    claim: ClassVar[Claim | None] = None
+    report_order: ClassVar[int] = 1000
+    verdicts: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({})
+
+    def count(self, seen: Any) -> np.ndarray:
+        """Count one layer of one text.
+
+        Args:
+            seen: a :class:`.PairSet` of the high pairs (H, k), or with ``needs_attention`` :class:`.AttentionRows`.
+
+        Returns:
+            (C, H, P), or (C, P) for a statistic of a layer. For the default :meth:`reduce`: the numerator, and the
+            numerator at the same distances where there is one.
+        """
+        raise NotImplementedError
+
+    def count_text(self, text: Text) -> np.ndarray:
+        """Count what does not depend on the model in one text.
+
+        Returns:
+            (C, P). For the default :meth:`reduce`: the numerator that chance would give, the denominator, and 1 where
+            the text counts, 0 where it does not.
+        """
+        raise NotImplementedError
+
+    def reduce(self, counts: np.ndarray, of_texts: np.ndarray) -> Reduced:
+        """Turn sums over texts into values.
+
+        Args:
+            counts: (C, R + 1, L, H, P) sums of :meth:`count`, or (C, R + 1, L, P).
+            of_texts: (C, R + 1, 1, 1, P) sums of :meth:`count_text`, or (C, R + 1, 1, P).
+        """
+        chance, over, texts = of_texts
+        matched = ratio(counts[1], over) if len(counts) > 1 else np.full(counts[0].shape, np.nan)
+        return self.reduced(ratio(counts[0], over), ratio(chance, over), matched, texts)
+
+    @staticmethod
+    def reduced(values: np.ndarray, chance: np.ndarray, matched: np.ndarray, texts: np.ndarray) -> Reduced:
+        """Bring arrays that broadcast into the shapes of :class:`Reduced`."""
+        chance, matched = (np.broadcast_to(each, values.shape) for each in (chance, matched))
+        return Reduced(values, chance, matched, texts.reshape(len(texts), -1))
+
+    def findings(self, one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
+        """Return findings on the measured values ``one``: claim, numbers, verdict; by default that of ``claim``."""
+        return [] if self.claim is None else [self.claim.finding(self, one)]
+
+    def control_findings(self, one: Statistic) -> list[Finding]:
+        """Return findings on the values of a control, ``one.measure``."""
+        return []
+
+    def finding(self, key: str, claim: str, text: str, one: Statistic, layer: int, head: int | None = None) -> Finding:
+        """Make one finding; see :func:`.make_finding`."""
+        return make_finding(self, key, claim, text, one, layer, head)
+
+    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
+        """Compute one layer's numbers by slow loops, for the tests that run over every statistic.
+
+        Returns:
+            ``values`` and, where there are such levels, ``chance`` and ``chance_matched``: (H,), or () for a layer;
+            empty where there are no loops.
+        """
+        return {}
+
+
+class PairStatistic(HeadStatistic):
+    """A mean over high pairs of a number that each pair has by itself; a bool makes it a share.
+
+    Both chance levels follow: the mean over all pairs of the text, and over the pairs at the same distances.
+
+    Attributes:
+        needs_sentences: texts whose sentences are not known are left out.
+        matched: whether the level at the same distances says anything.
+    """
+
+    needs_sentences: ClassVar[bool] = False
+    matched: ClassVar[bool] = True
+
+    def of_pair(self, pairs: PairSet) -> np.ndarray:
+        """Return each pair's number, an array like ``pairs.i``."""
+        raise NotImplementedError
+
+    def loop_pair(self, text: LoopText, i: int, j: int) -> float:
+        """Return the number of one pair in plain Python; what :meth:`loops` calls."""
+        raise NotImplementedError
+
+    def count(self, pairs: PairSet) -> np.ndarray:
+        text = pairs.text
+        if self.needs_sentences and text.sentences is None:
+            return np.zeros((1 + self.matched, len(pairs.i), len(text.counts)))
+        columns = [pairs.up_to(self.of_pair(pairs))]
+        if self.matched:
+            columns.append(pairs.up_to(np.take(self._means(text)[1], pairs.distance, mode="clip")))
+        return np.stack(columns)
+
+    def count_text(self, text: Text) -> np.ndarray:
+        counts = np.array(text.counts, dtype=np.float64)
+        if self.needs_sentences and text.sentences is None:
+            return np.zeros((3, len(counts)))
+        return np.stack([counts * self._means(text)[0], counts, np.ones_like(counts)])
+
+    def _means(self, text: Text) -> tuple[float, np.ndarray]:
+        """The mean over all pairs, and at each distance, float32 (n,)."""
+        return text.once(self, lambda: self._means_of(PairSet.every(text)))
+
+    def _means_of(self, pairs: PairSet) -> tuple[float, np.ndarray]:
+        length = pairs.text.length
+        sums = np.bincount(pairs.distance, weights=self.of_pair(pairs), minlength=length)
+        return float(sums.sum() / len(pairs.i)), (sums / (length - np.arange(length))).astype(np.float32)
+
+    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
+        if type(self).loop_pair is PairStatistic.loop_pair:
+            return {}
+        sums = []
+        for text in texts:
+            length = len(text.ids)
+            of = {pair: self.loop_pair(text, *pair) for pair in text.pairs}
+            at = {d: np.mean([of[i, i + d] for i in range(length - d)]) for d in range(1, length)}
+            for head, high in enumerate(text.high):
+                chance = len(high) * np.mean(list(of.values()))
+                sums.append((head, len(high), sum(of[p] for p in high), chance, sum(at[j - i] for i, j in high)))
+        heads = sorted({each[0] for each in sums})
+        total = np.array([np.sum([each[1:] for each in sums if each[0] == head], axis=0) for head in heads])
+        names = ("values", "chance", "chance_matched")[: 2 + self.matched]
+        return {name: total[:, 1 + column] / total[:, 0] for column, name in enumerate(names)}

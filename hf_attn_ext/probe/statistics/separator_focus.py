@@ -1,0 +1,109 @@
+"""Attention on separators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hf_attn_ext.probe.counting.attention_rows import AttentionRows
+from hf_attn_ext.probe.counting.sums import ratio
+from hf_attn_ext.probe.counting.texts import Text
+
+from .base import HeadStatistic, LoopText, Reduced
+from .findings import Finding
+from .registry import register_statistic
+
+if TYPE_CHECKING:
+    from hf_attn_ext.probe.results import ProbeStatistics, Statistic
+
+
+@register_statistic("separator_focus")
+class SeparatorFocus(HeadStatistic):
+    """Share of attention on separators, of that on tokens that are not special.
+
+    Rows are normalised again over the tokens that are not special; rows that cannot be are left out. Chance is the
+    share of separators among the keys that a row sees; at the same distances it is what separators would get if a
+    head's weights were their own mean at each signed distance.
+
+    Source: 2512.21956 (last layers rest on "." and ","); the measure and chance levels are ours.
+    """
+
+    title = "attention on separators"
+    description = "share of attention on separators, of that on tokens that are not special"
+    needs_attention = True
+    by_percent = False
+    report_order = 70
+
+    def count(self, rows: AttentionRows) -> np.ndarray:
+        heads, text = len(rows.weights), rows.text
+        if text.separators is None:
+            return np.zeros((4, heads, 1))
+        by_count, at_distance = _chances(text, rows.visible)
+        columns = [
+            rows.weights[:, :, text.separators].sum((1, 2)),
+            (rows.counted * by_count).sum(1),
+            (rows.weights.reshape(heads, -1) * at_distance).sum(1),
+            rows.counted.sum(1),
+        ]
+        return np.stack(columns)[..., None]
+
+    def count_text(self, text: Text) -> np.ndarray:
+        return np.array([[float(text.separators is not None)]])
+
+    def reduce(self, counts: np.ndarray, of_texts: np.ndarray) -> Reduced:
+        values, chance, matched = (ratio(each, counts[3]) for each in counts[:3])
+        return self.reduced(values, chance, matched, of_texts[0])
+
+    def findings(self, one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
+        shown = " and ".join(f'"{each}"' for each in statistics.settings["separators"])
+        text = f"{{where}}: {{value}} of attention among words rests on the separators {shown}"
+        claim = "in the last layers attention rests on separators"
+        return [self.finding("separators_last", claim, text, one, len(one.layers) - 1)]
+
+    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
+        sums = np.sum([_loops(text) for text in texts], axis=0) / sum(len(text.ids) for text in texts)
+        return dict(zip(("values", "chance", "chance_matched"), sums, strict=True))
+
+
+def _chances(text: Text, visible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the share of separators among the keys that each row sees, and among those at each signed distance.
+
+    Args:
+        visible: bool (G, n, n), per head or one for all.
+
+    Returns:
+        (G, n) and (G, n * n).
+    """
+    return text.once(("separators", visible.shape[0], np.packbits(visible).tobytes()), lambda: _shares(text, visible))
+
+
+def _shares(text: Text, visible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    groups, length = visible.shape[:2]
+    positions = np.arange(length)
+    size = 2 * length - 1
+    offset = (positions[:, None] - positions + length - 1).ravel()
+    slots = (np.arange(groups)[:, None] * size + offset).ravel()
+    separates = visible & text.separators
+    available = np.bincount(slots, weights=visible.ravel(), minlength=groups * size)
+    hits = np.bincount(slots, weights=separates.ravel(), minlength=groups * size)
+    share = (hits / np.maximum(available, 1)).reshape(groups, size)
+    return separates.sum(-1) / np.maximum(visible.sum(-1), 1), share[:, offset]
+
+
+def _loops(text: LoopText) -> np.ndarray:
+    """(3, H): the sums over one text's rows of the value and the two chance levels."""
+    length, separators = len(text.ids), text.separators
+    seen = [[j for j in range(length) if j <= i or not text.causal] for i in range(length)]
+    by_count = sum(np.mean([separators[j] for j in row]) for row in seen)
+    sums = []
+    for weights in text.weights:
+        value = sum(weights[i, j] for i in range(length) for j in range(length) if separators[j])
+        matched = 0.0
+        for gap in range(1 - length, length):
+            keys = [(i, i - gap) for i in range(length) if i - gap in seen[i]]
+            if keys:
+                matched += np.mean([separators[j] for _, j in keys]) * sum(weights[pair] for pair in keys)
+        sums.append((value, by_count, matched))
+    return np.array(sums).T
