@@ -38,13 +38,16 @@ from .report.findings import Finding, findings
 from .report.report import write_report
 from .results import ProbeStatistics, Statistic
 from .run import ProbeRun, run_probe
+from .statistics import HeadStatistic, PairStatistic, list_statistics, register_statistic
 
 __all__ = [
     "Annotation",
     "ContextSimilarityProbe",
     "Finding",
     "HeadComparison",
+    "HeadStatistic",
     "LayerSuggestion",
+    "PairStatistic",
     "ProbeConfig",
     "ProbeRun",
     "ProbeStatistics",
@@ -55,8 +58,10 @@ __all__ = [
     "annotate",
     "compare",
     "findings",
+    "list_statistics",
     "load_probe_config",
     "pruning_scores",
+    "register_statistic",
     "run_probe",
     "segment",
     "segment_sentences",

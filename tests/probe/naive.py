@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+import itertools
 
+import numpy as np
+import torch
+from streamed import probed
+
+from hf_attn_ext.integration.capture.attention_maps import attention_map
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.probe import annotate
+from hf_attn_ext.probe.counting import similarity
+from hf_attn_ext.probe.statistics import PairStatistic, list_statistics, statistic_named
 from hf_attn_ext.probe.statistics.base import LoopText
 
 PERCENTS = (1, 2, 5)
@@ -38,3 +47,29 @@ def loop_texts(known, attentions, causal, vectors=None, percent=1):
         sentences, separators = known.sentences[row, places], np.isin(ids, [5, 6])
         texts.append(LoopText(list(ids), sentences, chosen, attentions[row][:, places], places, separators, causal))
     return texts
+
+
+def check_loops(model, tokenizer, texts, monkeypatch):
+    """Compare every registered statistic, at every measure and percentage that it has, with its loops; return them."""
+    monkeypatch.setattr(similarity, "TIE", 1e-12)  # the loops know no ties
+    model = model.double()
+    statistics = probed(model, tokenizer, texts, batch_size=3).statistics()
+    known, calls = annotate(texts, tokenizer), []
+    with torch.no_grad(), capture(model, calls.append):
+        model(input_ids=known.input_ids, attention_mask=known.attention_mask)
+    kinds = [statistic_named(name) for name in list_statistics()]
+    for layer, call in enumerate(calls):
+        maps = [attention_map(call, row).numpy() for row in range(len(texts))]
+        vectors = {"dot": [output.numpy() for output in call.output], "attention": maps}
+        vectors["cosine"] = [torch.nn.functional.normalize(output, dim=-1).numpy() for output in call.output]
+        for measure, percent in itertools.product(vectors, PERCENTS):
+            given = loop_texts(known, maps, call.causal, vectors[measure], percent)
+            for kind in kinds:
+                if measure == "dot" or (kind.controls and not kind.needs_attention):
+                    found = statistics.get(kind.name, percent if kind.by_percent else None, measure)
+                    expected = kind.loops(given)
+                    levels = isinstance(kind, PairStatistic) + (isinstance(kind, PairStatistic) and kind.matched)
+                    assert "values" in expected and len(expected) > levels, kind.name
+                    for field, values in expected.items():
+                        assert np.allclose(getattr(found, field)[layer], values, rtol=1e-6), (kind.name, field)
+    return statistics

@@ -1,6 +1,5 @@
 """Streamed statistics: equal to loops over pairs, whatever the batches; planted truths are found, noise is noise."""
 
-import itertools
 import json
 
 import naive
@@ -15,13 +14,11 @@ import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec
 from hf_attn_ext.integration.base_models.readable_layers import capturable_layers
-from hf_attn_ext.integration.capture.attention_maps import attention_map
-from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.integration.capture.passes import ForwardPass
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, findings
-from hf_attn_ext.probe.counting import attention_rows, high_pairs, similarity
-from hf_attn_ext.probe.statistics import list_statistics, statistic_named
+from hf_attn_ext.probe.counting import attention_rows, high_pairs
+from hf_attn_ext.probe.statistics import statistic_named
 from hf_attn_ext.probe.statistics.distance_overlap import overlap
 from hf_attn_ext.probe.streaming.stream import Settings, Stream, fed
 
@@ -30,31 +27,7 @@ RELATIONS = ("within_sentence", "repeated_tokens", "signal")
 
 @pytest.mark.parametrize("make", [planted.small_bert, small_gpt])
 def test_statistics_are_those_of_the_loops(make, tokenizer, monkeypatch):
-    """Every registered statistic, every measure and percentage that it has."""
-    monkeypatch.setattr(similarity, "TIE", 1e-12)  # the loops know no ties
-    model, texts = make().double(), planted.make_texts(5)
-    statistics = probed(model, tokenizer, texts, batch_size=3).statistics()
-    known, calls = annotate(texts, tokenizer), []
-    with torch.no_grad(), capture(model, calls.append):
-        model(input_ids=known.input_ids, attention_mask=known.attention_mask)
-    rows = range(len(texts))
-    kinds = [statistic_named(name) for name in list_statistics()]
-    for layer, call in enumerate(calls):
-        maps = [attention_map(call, row).numpy() for row in rows]
-        outputs = [call.output[row] for row in rows]
-        vectors = {"dot": [each.numpy() for each in outputs], "attention": maps}
-        vectors["cosine"] = [torch.nn.functional.normalize(each, dim=-1).numpy() for each in outputs]
-        for measure, percent in itertools.product(vectors, naive.PERCENTS):
-            loop_texts = naive.loop_texts(known, maps, call.causal, vectors[measure], percent)
-            for kind in kinds:
-                if measure == "dot" or (kind.controls and not kind.needs_attention):
-                    found = statistics.get(kind.name, percent if kind.by_percent else None, measure)
-                    expected = kind.loops(loop_texts)
-                    assert "values" in expected
-                    for field, values in expected.items():
-                        assert np.allclose(getattr(found, field)[layer], values, rtol=1e-6), (kind.name, field)
-    for name in RELATIONS:
-        assert set(statistic_named(name).loops(loop_texts)) == {"values", "chance", "chance_matched"}
+    statistics = naive.check_loops(make(), tokenizer, planted.make_texts(5), monkeypatch)
     assert np.allclose(statistics.get("noise").values, 1 - statistics.get("signal").values)
 
 

@@ -5,6 +5,7 @@ Imports :mod:`hf_attn_ext.probe.counting`; streaming, results, figures, findings
 """
 
 from .base import HeadStatistic, PairStatistic, Reduced
+from .findings import Claim, Finding
 from .registry import list_statistics, register_statistic, statistic_named
 
 # Importing registers them; the order is that of results and figures.
@@ -19,8 +20,10 @@ from .special_focus import SpecialFocus  # isort: skip
 from .region import Region  # isort: skip
 
 __all__ = [
+    "Claim",
     "Distance",
     "DistanceOverlap",
+    "Finding",
     "HeadStatistic",
     "Noise",
     "PairStatistic",

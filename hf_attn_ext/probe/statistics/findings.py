@@ -183,8 +183,13 @@ def make_finding(kind: Any, key: str, claim: str, text: str, one: Statistic, lay
 
 
 def _lower_bounds(one: Statistic) -> np.ndarray:
-    low = one.excess_matched_interval[..., 0]
-    return np.nan_to_num(np.where(np.isfinite(low), low, one.values - one.chance_matched), nan=-np.inf)
+    """(L, H): lower bounds over pairs at the same distances, or over chance by count."""
+    matched = np.isfinite(one.chance_matched).any()
+    interval, chance = (
+        (one.excess_matched_interval, one.chance_matched) if matched else (one.excess_interval, one.chance)
+    )
+    low = np.where(np.isfinite(interval[..., 0]), interval[..., 0], one.values - chance)
+    return np.nan_to_num(low, nan=-np.inf)
 
 
 def _tally(one: Statistic) -> str:

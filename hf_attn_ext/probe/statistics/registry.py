@@ -26,7 +26,7 @@ def register_statistic(name: str) -> Callable[[Kind], Kind]:
         name: the name in :func:`list_statistics`, lower case, words joined by underscores.
 
     Raises:
-        AttnExtError: no such name, or it is taken by another class.
+        AttnExtError: another kind of name, a name that another class has, or a class without title or description.
 
     Example:
         >>> @register_statistic("neighbours")  # doctest: +SKIP
@@ -40,6 +40,11 @@ def register_statistic(name: str) -> Callable[[Kind], Kind]:
         raise AttnExtError(f"statistic name {short(name)} must be lower case letters, digits and underscores")
 
     def enter(kind: Kind) -> Kind:
+        if not (isinstance(kind, type) and issubclass(kind, HeadStatistic)):
+            raise AttnExtError(f"statistic {name!r} must be a subclass of HeadStatistic, got {short(kind)}")
+        for needed in ("title", "description"):
+            if not hasattr(kind, needed):
+                raise AttnExtError(f"statistic {name!r}: {kind.__name__} has no {needed}; give it one line")
         known = _STATISTICS.get(name)
         if known is not None and type(known).__qualname__ != kind.__qualname__:
             where = type(known).__module__
