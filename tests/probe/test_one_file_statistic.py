@@ -47,7 +47,8 @@ def words(tmp_path):
     """The command line of a run, but for its folder."""
     (tmp_path / "texts.txt").write_text("the film is good and the plot is bad\n a story , a dull story and film\n" * 6)
     model = models.masked_lm(tmp_path / "model")
-    return ["--import", "neighbours", "probe", str(model), "--texts", str(tmp_path / "texts.txt"), "--sample", "1", "--set", "bootstrap=4"]
+    texts = ["--texts", str(tmp_path / "texts.txt")]
+    return ["--import", "neighbours", "probe", str(model), *texts, "--sample", "1", "--set", "bootstrap=4"]
 
 
 def test_it_is_listed(neighbours, capsys):
