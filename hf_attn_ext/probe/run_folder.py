@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_attn_ext._util.files import TEMPORARY, as_path, atomic_write, read_json, sweep, write_json
+from hf_attn_ext._util.files import as_path, atomic_write
+from hf_attn_ext._util.run_folder import check_run_folder, claim_run_folder
 from hf_attn_ext.errors import AttnExtError, short
 
 MARKER = "probe.json"
@@ -39,42 +40,9 @@ class RunFolder:
             AttnExtError: the folder holds something else, or a run that differs (the first difference is named), or
                 cannot be written.
         """
-        identity = json.loads(json.dumps(identity))
-        marker = self.root / MARKER
-        if self.root.exists() and not self.root.is_dir():
-            raise AttnExtError(f"output folder {str(self.root)!r} is a file; name a new folder")
-        try:
-            names = (path.name for path in self.root.iterdir()) if self.root.is_dir() else ()
-            others = sorted(name for name in names if not name.startswith(TEMPORARY))
-        except OSError as error:
-            raise AttnExtError(f"cannot read {str(self.root)!r}: {error.strerror or error}") from error
-        if marker.is_file():
-            self._check_same(marker, identity)
-        elif others:
-            raise AttnExtError(
-                f"output folder {str(self.root)!r} holds something else ({others[0]!r}); name a new or an empty folder"
-            )
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            if not marker.is_file():
-                write_json(marker, identity)
-            self.state.parent.mkdir(exist_ok=True)
-            sweep(self.root, recursive=True)
-        except OSError as error:
-            raise AttnExtError(f"cannot write {str(self.root)!r}: {error.strerror or error}") from error
-
-    def _check_same(self, marker: Path, identity: dict[str, Any]) -> None:
-        try:
-            known = read_json(marker)
-            different = [name for name in {**known, **identity} if known.get(name) != identity.get(name)]
-        except (OSError, ValueError, TypeError) as error:
-            raise AttnExtError(f"file {str(marker)!r} is damaged: {error}; delete the folder to start anew") from error
-        if different:
-            name = different[0]
-            raise AttnExtError(
-                f"output folder {str(self.root)!r} holds a run with another setting: {name} was "
-                f"{short(known.get(name))}, is now {short(identity.get(name))}; name another folder, or delete this one"
-            )
+        check_run_folder(self.root, MARKER, identity)
+        claim_run_folder(self.root, MARKER, identity)
+        self.state.parent.mkdir(exist_ok=True)
 
     def save(self, state: dict[str, Any], done: int) -> None:
         """Write a probe's ``state_dict`` and how many of this process's texts it has seen."""

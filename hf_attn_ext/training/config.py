@@ -368,17 +368,3 @@ def check_values(config: DistillConfig) -> None:
         raise AttnExtError(f"field 'processes' must be at least 1, got {config.processes!r}")
     if isinstance(config.seed, bool) or not 0 <= config.seed < 2**31:
         raise AttnExtError(f"field 'seed' must be between 0 and 2**31 - 1, got {config.seed!r}")
-
-
-def difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:
-    """Return ``(dotted field, old value, new value)`` of the first difference of two config dictionaries."""
-    for key in [*old, *(key for key in new if key not in old)]:
-        name = f"{prefix}{key}"
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            deeper = difference(before, after, f"{name}.")
-            if deeper:
-                return deeper
-        elif before != after:
-            return name, before, after
-    return None

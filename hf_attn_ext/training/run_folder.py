@@ -1,4 +1,4 @@
-"""The run's folder: what belongs there, which phases are done, and whether it may be gone on with."""
+"""The folder of a distillation run: its files, and which phases are finished."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
-from hf_attn_ext._util.files import TEMPORARY, atomic_write, read_json, remove_folder, sweep, write_json
+from hf_attn_ext._util.files import atomic_write, read_json, remove_folder, sweep, write_json
 from hf_attn_ext._util.processes import check_on_main
-from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext._util.run_folder import check_run_folder, claim_run_folder
 
-from .config import DistillConfig, difference
+from .config import DistillConfig
 
 MARKER = "distill.json"
 
-# may change between a run and its resumption: they don't touch a single weight
+# These may change between a run and its resumption: they change no weight.
 _FREE = {"output": ("folder", "log_every", "progress"), "tracking": ("trackers", "project")}
 
 
-def _fixed(config: dict[str, Any]) -> dict[str, Any]:
-    kept = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
+def _fixed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a marker file that must stay the same for a run to be resumed."""
+    kept = {k: dict(v) if isinstance(v, dict) else v for k, v in content["config"].items()}
     for section, fields in _FREE.items():
         for field in fields:
             kept[section].pop(field, None)
     kept.pop("processes", None)
     for stage in ("teacher", "stage1", "stage2"):
         kept[stage].pop("keep_checkpoints", None)
-    return kept
+    return {**kept, "number of processes": content["processes"]}
+
+
+def _identity(config: DistillConfig, accelerator: Accelerator) -> dict[str, Any]:
+    return {"config": config.to_dict(), "processes": accelerator.num_processes}
 
 
 @dataclasses.dataclass
@@ -44,24 +49,20 @@ class RunFolder:
 
     @classmethod
     def open(cls, config: DistillConfig, accelerator: Accelerator) -> RunFolder:
-        """Look whether the run may use its folder; nothing is written yet.
+        """Check that the run may use its folder; nothing is written yet.
 
         Raises:
-            AttnExtError: the folder holds something else, or a run with another configuration (the field is named).
+            AttnExtError: the folder holds something else, or a run with other settings (the field is named).
         """
         root = Path(config.output.folder)
-        check_on_main(lambda: _check(root, config, accelerator.num_processes), accelerator)
+        identity = _identity(config, accelerator)
+        check_on_main(lambda: check_run_folder(root, MARKER, identity, _fixed), accelerator)
         return cls(root, accelerator)
 
     def claim(self, config: DistillConfig) -> None:
-        """Create the folder with the configuration in it, or clean up what a killed run left half-written."""
+        """Create the folder with the configuration in it, or delete what a killed run left unfinished."""
         if self.accelerator.is_main_process:
-            self.root.mkdir(parents=True, exist_ok=True)
-            for folder in (self.root, self.root / "phases", self.root / "checkpoints", self.root / "logits"):
-                sweep(folder)
-            if not (self.root / MARKER).is_file():
-                content = {"config": config.to_dict(), "processes": self.accelerator.num_processes}
-                write_json(self.root / MARKER, content)
+            claim_run_folder(self.root, MARKER, _identity(config, self.accelerator))
         self.accelerator.wait_for_everyone()
 
     @property
@@ -121,29 +122,3 @@ class RunFolder:
                 remove_folder(self.root / name)
             sweep(self.root)
         self.accelerator.wait_for_everyone()
-
-
-def _check(root: Path, config: DistillConfig, processes: int) -> None:
-    marker = root / MARKER
-    if root.exists() and not root.is_dir():
-        raise AttnExtError(f"field 'output.folder': {str(root)!r} is a file")
-    if marker.is_file():
-        known = read_json(marker)
-        change = difference(_fixed(known["config"]), _fixed(config.to_dict()))
-        if change is None and known["processes"] != processes:
-            change = ("number of processes", known["processes"], processes)
-        if change:
-            field, before, after = change
-            raise AttnExtError(
-                f"output folder {str(root)!r} holds a run with another configuration: {field} was {before!r}, is now "
-                f"{after!r}; choose another output.folder, or delete this one"
-            )
-        return
-    # a run that was killed while it claimed the folder has left only temporary files
-    names = (path.name for path in root.iterdir()) if root.is_dir() else ()
-    others = [name for name in names if not name.startswith(TEMPORARY)]
-    if others:
-        first = sorted(others)[0]
-        raise AttnExtError(
-            f"output folder {str(root)!r} holds something else ({first!r}); name a new or empty folder in output.folder"
-        )

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from hf_attn_ext import AttnExtError
+from hf_attn_ext._util.run_folder import difference
 from hf_attn_ext.training import DistillConfig, TrainConfig, load_config
 from hf_attn_ext.training import config as config_module
 
@@ -137,8 +138,8 @@ def test_round_trip(tmp_path):
 def test_difference_names_the_first_field_that_differs():
     old = DistillConfig.from_dict(MINIMAL).to_dict()
     new = DistillConfig.from_dict({**MINIMAL, "stage2": {"lr": 1.0}}).to_dict()
-    assert config_module.difference(old, new) == ("stage2.lr", 2e-5, 1.0)
-    assert config_module.difference(old, old) is None
+    assert difference(old, new) == ("stage2.lr", 2e-5, 1.0)
+    assert difference(old, old) is None
 
 
 def test_limits_name_fields_that_exist():
