@@ -1,5 +1,5 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Each makes .venv, installs, fetches what it needs, runs.
-# Others: `make docs`, `make lint`, `make format`, `make install`, `make assets`, `make clean`.
+# Others: `make docs`, `make package`, `make lint`, `make format`, `make install`, `make assets`, `make clean`.
 #
 #   make demo                                     the embedded default: MiniLM in RoBERTa classes, movie reviews
 #   make demo MODEL=roberta-base DATA=glue/sst2   hub ids and GLUE tasks, where a hub is reachable
@@ -21,7 +21,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-gpt test docs docs-cli lint format install assets clean
+.PHONY: demo demo-gpt test docs docs-cli lint format package install assets clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}; use make PYTHON=...")'
@@ -46,9 +46,7 @@ demo: $(STAMP)
 demo-gpt: $(STAMP)
 	$(BIN)/python -m examples.demo_gpt --model $(GPT) $(ARGS)
 
-test: $(STAMP) assets
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+test: lint assets
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # The documentation site. It fetches nothing; a broken link or an unknown reference is an error.
@@ -60,9 +58,19 @@ docs: $(STAMP)
 docs-cli: $(STAMP)
 	$(BIN)/python -m typer hf_attn_ext.cli.main utils docs --name hf-attn-ext --title "Command line" --output docs/reference/command-line.md
 
+# Style, import contracts (pyproject.toml) and types.
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# The wheel and the source archive, then the wheel in a clean environment, used as a new user would.
+package: $(STAMP)
+	rm -rf build/dist build/clean
+	$(BIN)/python -m build --no-isolation --outdir build/dist .
+	$(PYTHON) -m venv build/clean
+	build/clean/bin/python -m pip install --quiet torch==2.13.0 -c constraints.txt
+	build/clean/bin/python -m pip install --quiet build/dist/*.whl -c constraints.txt
+	cd build/clean && HF_HUB_OFFLINE=1 bin/python $(CURDIR)/tools/use_package.py ../dist/*.whl
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""Generation of whole blocks: one pass a block, for models trained with block two-stream attention."""
+"""Block generation: one forward pass per block, for models trained with block two-stream attention."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DEFAULT = "default"
 
 @dataclasses.dataclass
 class BlockOutput:
-    """What :func:`block_generate` made.
+    """The result of :func:`block_generate` with ``return_logits=True``.
 
     Attributes:
-        sequences: int64 (B, M): each prompt and what follows it, padded on the right.
-        lengths: int64 (B,): real tokens of each.
+        sequences: int64 (B, M): each prompt and its continuation, padded on the right.
+        lengths: int64 (B,): real tokens per sequence.
         starts: for every pass, int64 (B,): the position of its block's first token.
-        logits: for every pass, (B, block_size, V), as the model gave them.
+        logits: for every pass, the model's logits (B, block_size, V).
     """
 
     sequences: Tensor
@@ -56,38 +56,39 @@ def block_generate(
     use_cache: bool | None = None,
     return_logits: bool = False,
 ) -> Tensor | BlockOutput:
-    """Continue texts by whole blocks: every pass predicts ``block_size`` tokens, each on its own.
+    """Continue texts block by block: every forward pass predicts ``block_size`` tokens independently of each other.
 
-    A model trained with ``starts="boundary"`` knows blocks at multiples of the block size. Where a prompt ends inside a
-    block, that block is predicted from its border, as in training: the prompt's tokens in it are kept, but the rest of
-    the block does not see them. Prompts whose length is a multiple, or ``starts="every"``, have no such seam.
+    A model trained with ``starts="boundary"`` has seen blocks at multiples of the block size only. If a prompt ends
+    inside a block, that block is predicted from its border, as in training: the prompt's tokens in it are kept, but the
+    rest of the block does not attend to them. To avoid this, use prompts whose length is a multiple of the block size,
+    or train with ``starts="every"``.
 
-    Decoders cache the text: keys and values, or in linear layers a state of constant size, so that a pass computes the
-    tokens since the pass before and the block. Encoders compute the text anew in every pass.
+    Decoders cache keys and values, or in linear layers a state of constant size, so a pass computes only the new tokens
+    and the block. Encoders compute the whole text in every pass.
 
     Args:
         model: a language model with the mask ``block_two_stream`` in every layer (:func:`hf_attn_ext.set_mask`).
         input_ids: int64 (B, n), prompts.
         attention_mask: (B, n), 1 = real token, padding on either side; None: all real.
-        max_new_tokens: new tokens of each text at most.
-        tokenizer: says mask and padding token where the arguments below and the configuration don't.
-        do_sample: draw each token from its distribution; False takes the likeliest.
-        temperature, top_k, top_p: of the distribution, when drawing.
-        generator: the source of chance.
-        mask_token_id: default: that of the configuration or the tokenizer.
-        eos_token_id: one id or several at which a text ends; default: the generation configuration's; None: none.
-        pad_token_id: what fills up; default: the configuration's or the tokenizer's, else 0.
-        streamer: as ``generate()`` takes it, for one text: gets the prompt, then every block.
-        stopping_criteria: as ``generate()`` takes them: called after every block with each text (1, tokens) by itself.
-        use_cache: None: where the model can; False: compute the text anew in every pass.
+        max_new_tokens: the maximum number of new tokens per text.
+        tokenizer: supplies the mask and padding tokens if neither the arguments below nor the configuration do.
+        do_sample: sample each token from its distribution; False takes the most likely one.
+        temperature, top_k, top_p: applied to the distribution when sampling.
+        generator: the random generator for sampling.
+        mask_token_id: default: from the configuration or the tokenizer.
+        eos_token_id: one or several ids that end a text; default: from the generation configuration; None: none.
+        pad_token_id: the padding; default: from the configuration or the tokenizer, else 0.
+        streamer: a streamer of ``generate()``, for a single text; receives the prompt, then every block.
+        stopping_criteria: stopping criteria of ``generate()``, called after every block with each text (1, tokens).
+        use_cache: None: if the model supports it; False: compute the whole text in every pass.
         return_logits: return a :class:`BlockOutput`.
 
     Returns:
         int64 (B, M): prompt and continuation, padded on the right.
 
     Raises:
-        AttnExtError: a model without that mask or with virtual tokens of PEFT's, no mask token, more tokens than
-            positions, or an argument out of range.
+        AttnExtError: the model lacks that mask, has virtual tokens from PEFT or no mask token, the text needs more
+            positions than the model has, or an argument is out of range.
 
     Example:
         >>> block_generate(model, tokenizer("Once upon a", return_tensors="pt").input_ids)  # doctest: +SKIP
@@ -95,27 +96,23 @@ def block_generate(
     base = read_model(model, "block_generate")
     input_ids, real = read_texts(input_ids, attention_mask, base)
     _check_numbers(max_new_tokens, do_sample, temperature, top_k, top_p)
-    mask_id = _id("mask_token_id", mask_token_id, base, tokenizer)
-    if mask_id is None:
-        raise AttnExtError(
-            f"{type(base).__name__} does not say its mask token: pass mask_token_id or tokenizer, or call "
-            "hf_attn_ext.add_mask_token(model, tokenizer)"
-        )
-    passes = BlockPasses(base, mask_id, use_cache)
-    pad_id = _id("pad_token_id", pad_token_id, base, tokenizer) or 0
-    ends = _ends(base, eos_token_id, input_ids.device)
     if stopping_criteria is not None and not callable(stopping_criteria):
         raise AttnExtError(
             f"stopping_criteria must be callable, got {short(stopping_criteria)}; a list of several is "
             "transformers.StoppingCriteriaList([...])"
         )
+    mask_id = _id("mask_token_id", mask_token_id, base, tokenizer)
+    if mask_id is None:
+        raise AttnExtError(
+            f"{type(base).__name__} has no mask token in its configuration: pass mask_token_id or tokenizer, or call "
+            "hf_attn_ext.add_mask_token(model, tokenizer)"
+        )
+    passes = BlockPasses(base, mask_id, use_cache)
+    pad_id = _id("pad_token_id", pad_token_id, base, tokenizer) or 0
+    ends = _ends(base, eos_token_id, input_ids.device)
     text, lengths = _prompts(input_ids, real, max_new_tokens + passes.size, pad_id)
     most = lengths + max_new_tokens
-    if passes.limit is not None and int(most.max()) > passes.limit:
-        raise AttnExtError(
-            f"a prompt of {int(lengths.max())} tokens and {max_new_tokens} new ones need {int(most.max())} positions, "
-            f"but {type(base).__name__} has {passes.limit}; ask for fewer, or call hf_attn_ext.extend_positions"
-        )
+    _check_positions(passes, lengths, max_new_tokens)
     if streamer is not None:
         if len(text) > 1:
             raise AttnExtError(f"a streamer takes one text, got {len(text)}")
@@ -136,9 +133,7 @@ def block_generate(
         ended = torch.isin(last, ends) & (lengths > before) if ends is not None else torch.zeros_like(open_rows)
         open_rows = open_rows & (lengths < most) & ~ended
         if stopping_criteria is not None:
-            for row in open_rows.nonzero().flatten().tolist():  # one at a time: what fills up is no text
-                stop = stopping_criteria(text[row : row + 1, : int(lengths[row])], None)
-                open_rows[row] = not torch.as_tensor(stop).any()
+            _stop(open_rows, text, lengths, stopping_criteria)
         start = start + passes.size
     if streamer is not None:
         streamer.end()
@@ -146,17 +141,34 @@ def block_generate(
     return made if return_logits else made.sequences
 
 
+def _check_positions(passes: BlockPasses, lengths: Tensor, max_new_tokens: int) -> None:
+    longest = int(lengths.max())
+    needed = longest + max_new_tokens
+    if passes.limit is not None and needed > passes.limit:
+        raise AttnExtError(
+            f"a prompt of {longest} tokens and {max_new_tokens} new ones need {needed} positions, "
+            f"but {type(passes.model).__name__} has {passes.limit}; ask for fewer, or call hf_attn_ext.extend_positions"
+        )
+
+
+def _stop(open_rows: Tensor, text: Tensor, lengths: Tensor, stopping_criteria: Callable[[Tensor, Any], Any]) -> None:
+    """Close the rows that ``stopping_criteria`` ends, in place."""
+    for row in open_rows.nonzero().flatten().tolist():  # row by row, without padding
+        stop = stopping_criteria(text[row : row + 1, : int(lengths[row])], None)
+        open_rows[row] = not torch.as_tensor(stop).any()
+
+
 def _write(
     text: Tensor, lengths: Tensor, most: Tensor, start: Tensor, chosen: Tensor, open_rows: Tensor, ends: Tensor | None
 ) -> None:
-    """Put a block into the texts, in place: what was known stays, and nothing stands behind an end."""
+    """Write a block into the texts, in place: known tokens stay, and nothing follows an end token."""
     size = chosen.shape[1]
     for row in open_rows.nonzero().flatten().tolist():
         begin, known, stop = int(start[row]), int(lengths[row]), min(int(start[row]) + size, int(most[row]))
         new = chosen[row, known - begin : stop - begin]
         if ends is not None:
-            found = torch.isin(new, ends).nonzero()
-            new = new[: int(found[0]) + 1] if len(found) else new
+            first_end = torch.isin(new, ends).nonzero()
+            new = new[: int(first_end[0]) + 1] if len(first_end) else new
         text[row, known : known + len(new)] = new
         lengths[row] = known + len(new)
 
@@ -170,7 +182,7 @@ def _choose(
     top_p: float | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """A token for every place, (B, block_size); never the mask token."""
+    """Choose a token for every position, (B, block_size); never the mask token."""
     never = torch.arange(logits.shape[-1], device=logits.device) == mask_id
     scores = logits.flatten(0, 1).float().masked_fill(never, -torch.inf)  # a copy: the caller may keep the logits
     if not do_sample:
@@ -185,12 +197,12 @@ def _choose(
 
 
 def _prompts(input_ids: Tensor, real: Tensor, room: int, pad_id: int) -> tuple[Tensor, Tensor]:
-    """The real tokens of each row from the left, with room behind them, (B, M); and how many, (B,)."""
+    """Return each row's real tokens aligned left and padded by ``room``, (B, M), and their number, (B,)."""
     lengths = real.sum(1)
     order = torch.argsort(real.int(), dim=1, descending=True, stable=True)
     moved = input_ids.gather(1, order)
-    places = torch.arange(input_ids.shape[1], device=input_ids.device)
-    moved = moved.masked_fill(places >= lengths[:, None], pad_id)
+    positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+    moved = moved.masked_fill(positions >= lengths[:, None], pad_id)
     return torch.nn.functional.pad(moved, (0, room), value=pad_id), lengths
 
 
@@ -202,7 +214,7 @@ def _ends(model: Any, given: Any, device: torch.device) -> Tensor | None:
     given = given.tolist() if torch.is_tensor(given) else given
     ids = given if isinstance(given, list | tuple) else [given]
     if not all(map(is_whole, ids)):
-        raise AttnExtError(f"eos_token_id must be the id of a token, or a list of such, got {short(given)}")
+        raise AttnExtError(f"eos_token_id must be the id of a token, or a list of them, got {short(given)}")
     return torch.tensor(ids, dtype=torch.int64, device=device)
 
 
@@ -219,7 +231,7 @@ def _check_numbers(
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise AttnExtError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
     if not do_sample and (temperature != 1.0 or top_k is not None or top_p is not None):
-        raise AttnExtError("temperature, top_k and top_p are for drawing; pass do_sample=True")
+        raise AttnExtError("temperature, top_k and top_p apply to sampling only; pass do_sample=True")
     if not isinstance(temperature, int | float) or not 0 < temperature < float("inf"):
         raise AttnExtError(f"temperature must be a number above 0, got {temperature!r}")
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):

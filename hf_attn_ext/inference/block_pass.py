@@ -1,8 +1,8 @@
-"""One forward pass of block generation: the text since the last pass, then a block of mask tokens.
+"""One forward pass of block generation: the tokens added since the last pass, then a block of mask tokens.
 
-What each position sees is what its position in training sees (:func:`hf_attn_ext.hasse.masks.block_two_stream`), so the
-logits are those of training. Clean tokens stay in the cache, as keys and values or in the state of a linear layer; mask
-tokens leave it again, or never enter it.
+Each position attends to the same positions as in training (:func:`hf_attn_ext.hasse.masks.block_two_stream`), so the
+logits are those of training. Clean tokens stay in the cache, as keys and values or in the state of a linear layer. Mask
+tokens are removed from the cache after the pass, or never enter it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class BlockPasses:
     """The passes of one generation.
 
     Args:
-        model: every layer under one ``block_two_stream`` mask; linear layers run in its order.
+        model: a model in which every layer has the same ``block_two_stream`` mask.
         mask_id: the id of the mask token.
-        use_cache: keep keys and values, or states, of clean tokens; None: where every layer is a decoder's.
+        use_cache: cache keys and values, or states, of clean tokens; None: if every layer is a decoder's.
 
     Raises:
-        AttnExtError: another mask, or a cache asked of a model that has none.
+        AttnExtError: the model has another mask, or a cache is requested and the model has none.
     """
 
     def __init__(self, model: Any, mask_id: int, use_cache: bool | None = None) -> None:
@@ -48,9 +48,9 @@ class BlockPasses:
         name = cache_argument(parameters)
         modules, linear, self.converted = attention_modules(model), converted_layers(model), is_converted(model)
         able = name is not None and all(is_causal(module) for _, module in modules)
-        able = able and not maps_on_first_use(model)  # such maps come without a cache
+        able = able and not maps_on_first_use(model)  # feature maps attached on first use have no cache
         if use_cache and not able:
-            raise AttnExtError(f"{type(model).__name__} has no cache for every layer; leave use_cache out")
+            raise AttnExtError(f"{type(model).__name__} does not cache in every layer; omit use_cache")
         self.keeps_keys = len(linear) < len(modules)
         self.cache_name = name if able and use_cache is not False else None
         self.keeps_logits = "logits_to_keep" in parameters
@@ -58,15 +58,15 @@ class BlockPasses:
         self.known: tuple[Tensor, Tensor] | None = None  # positions and truth of the keys in the cache
 
     def begin(self, lengths: Tensor) -> Tensor:
-        """Where the first block of each text starts, (B,): at its end, or at the border of its begun block."""
+        """Return where the first block of each text starts, (B,): at its end, or at the border of its last block."""
         return lengths.clone() if self.every else lengths // self.size * self.size
 
     def predict(self, text: Tensor, start: Tensor) -> Tensor:
         """Predict the block that starts at ``start``.
 
         Args:
-            text: int64 (B, M); what stands before ``start`` is used, all of it or, with a cache, what is new.
-            start: int64 (B,); with a cache, one block after that of the pass before.
+            text: int64 (B, M); the tokens before ``start`` are used, or with a cache, the new ones among them.
+            start: int64 (B,); with a cache, one block after the start of the previous pass.
 
         Returns:
             Logits (B, block_size, V).
@@ -75,7 +75,7 @@ class BlockPasses:
         done = None if self.cache is None else start - self.size
         width = int(start.max()) if done is None else self.size
         clean_at = torch.arange(width, device=device).expand(batch, -1) + (0 if done is None else done[:, None])
-        # a text that has ended runs on beside the others
+        # a text that has ended continues together with the others
         clean_real = clean_at < (start if self.limit is None else start.clamp_max(self.limit))[:, None]
         masks_at = start[:, None] + torch.arange(self.size, device=device)
         masks_real = torch.ones_like(masks_at, dtype=torch.bool) if self.limit is None else masks_at < self.limit
@@ -99,7 +99,7 @@ class BlockPasses:
             inputs |= {self.cache_name: self.cache, "use_cache": True}
         elif any(is_causal(module) for _, module in attention_modules(self.model)):
             inputs["use_cache"] = False
-        # all ones: padding is in the mask, but without them the host would take positions for packed texts
+        # all ones: padding is in the mask, but without them Transformers would read the positions as packed texts
         inputs["attention_mask"] = torch.ones(batch, seen + ids.shape[1], dtype=torch.int64, device=device)
         mask = functools.partial(self._mask, clean_at, keys_at, keys_real, start, masks_real)
         with given_mask(self.model.config, mask, positions, streams):
@@ -107,7 +107,7 @@ class BlockPasses:
         if self.cache_name is not None:
             if self.cache.get_seq_length() != seen + ids.shape[1]:
                 raise AttnExtError(
-                    f"{type(self.model).__name__} left the cache out, as gradient checkpointing does in training; call "
+                    f"{type(self.model).__name__} did not use the cache, as with gradient checkpointing; call "
                     "model.eval(), or pass use_cache=False"
                 )
             self.cache.crop(-self.size)
@@ -116,7 +116,7 @@ class BlockPasses:
         return logits
 
     def _mask(self, clean_at: Tensor, keys_at: Tensor, keys_real: Tensor, start: Tensor, masks_real: Tensor) -> Tensor:
-        """What the clean tokens and then the mask tokens of this pass see, bool (B, Nq, Nk)."""
+        """Return what the clean tokens and then the mask tokens attend to, bool (B, Nq, Nk)."""
         if self.whole_blocks:
             past = keys_at[:, None] // self.size <= clean_at[:, :, None] // self.size
         else:
@@ -129,17 +129,17 @@ class BlockPasses:
 
 
 def block_options(model: Any) -> dict[str, Any]:
-    """The options of the one ``block_two_stream`` mask that every layer of a model has.
+    """Return the options of the ``block_two_stream`` mask that every layer of a model has.
 
     Raises:
-        AttnExtError: another mask, none, or one that the model does not attend by.
+        AttnExtError: the model has another mask, none, or one that is not active.
     """
     name = type(model).__name__
-    found = active_mask(model)
-    kinds = [(one.name, dict(one.options)) if isinstance(one, MaskSpec) else one for one in found or [None]]
+    masks = active_mask(model) or [None]
+    kinds = [(mask.name, dict(mask.options)) if isinstance(mask, MaskSpec) else mask for mask in masks]
     if not all(isinstance(kind, tuple) and kind[0] == "block_two_stream" and kind == kinds[0] for kind in kinds):
         raise AttnExtError(
-            f"block_generate needs the one mask 'block_two_stream' in every layer of {name}, which it is trained with; "
+            f"block_generate needs the same mask 'block_two_stream' in every layer of {name}, as in its training; "
             "call hf_attn_ext.set_mask(model, 'block_two_stream', block_size=...)"
         )
     return kinds[0][1]

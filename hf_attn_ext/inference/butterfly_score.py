@@ -1,4 +1,4 @@
-"""Every token's log-probability given all the others, in one pass, for models trained with butterfly attention."""
+"""Log-probability of every token given all the others, in one pass, for models trained with butterfly attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .texts import read_model, read_texts
 def butterfly_score(model: Any, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
     """Score texts from both sides: log p(token k | all other tokens), for all k in one pass over 3n-2 positions.
 
-    A masked language model needs n passes for as many numbers.
+    A masked language model needs n passes for the same scores.
 
     Args:
         model: a language model with the mask ``butterfly`` (:func:`hf_attn_ext.set_mask`), trained with it.
@@ -30,12 +30,12 @@ def butterfly_score(model: Any, input_ids: Tensor, attention_mask: Tensor | None
         attention_mask: (B, n), 1 = real token, padding on either side; None: all real.
 
     Returns:
-        (B, n), natural logarithms in at least float32; NaN at padding, and for a text of one token, which nothing
-        predicts.
+        (B, n), natural logarithms in at least float32; NaN at padding, and for a text of a single token, which has
+        no context.
 
     Raises:
-        AttnExtError: a model without that mask or with virtual tokens of PEFT's, no such tensors, tokens that it does
-            not have, or texts longer than its positions.
+        AttnExtError: the model lacks that mask or has virtual tokens from PEFT, the tensors have other shapes or
+            dtypes, a token is not in the vocabulary, or a text is longer than the model's positions.
 
     Example:
         >>> scores = butterfly_score(model, **tokenizer(["One text."], return_tensors="pt"))  # doctest: +SKIP
@@ -64,17 +64,17 @@ def butterfly_score(model: Any, input_ids: Tensor, attention_mask: Tensor | None
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scores = logits.log_softmax(-1).gather(2, labels.clamp_min(0)[..., None])[..., 0]
     scores = scores.masked_fill(labels < 0, torch.nan)
-    found = torch.full(input_ids.shape, torch.nan, dtype=scores.dtype, device=scores.device)
+    unscored = torch.full(input_ids.shape, torch.nan, dtype=scores.dtype, device=scores.device)
     kept = min(width, input_ids.shape[1])
-    return found.scatter(1, order[:, :kept], scores[:, :kept])
+    return unscored.scatter(1, order[:, :kept], scores[:, :kept])
 
 
 def _options(model: Any) -> dict[str, Any]:
-    masks = active_mask(model)
-    kinds = [(one.name, dict(one.options)) if isinstance(one, MaskSpec) else one for one in masks or [None]]
+    masks = active_mask(model) or [None]
+    kinds = [(mask.name, dict(mask.options)) if isinstance(mask, MaskSpec) else mask for mask in masks]
     if not all(isinstance(kind, tuple) and kind[0] == "butterfly" and kind == kinds[0] for kind in kinds):
         raise AttnExtError(
-            f"butterfly_score needs the one mask 'butterfly' in every layer of {type(model).__name__}, which it is "
-            "trained with; call hf_attn_ext.set_mask(model, 'butterfly')"
+            f"butterfly_score needs the same mask 'butterfly' in every layer of {type(model).__name__}, as in its "
+            "training; call hf_attn_ext.set_mask(model, 'butterfly')"
         )
     return {name: value for name, value in kinds[0][1].items() if name != "n"}

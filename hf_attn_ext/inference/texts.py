@@ -1,4 +1,4 @@
-"""What the functions of this floor are given: a model without anything before its texts, and a batch of texts."""
+"""Checks of the arguments of this package: a model without virtual tokens, and a batch of texts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hf_attn_ext.integration.conversion.peft_support import refuse_prompts
 
 
 def read_model(model: Any, what: str) -> PreTrainedModel:
-    """The transformers model inside PEFT's, DDP's or torch.compile's wrapper, for the function ``what``.
+    """Return the Transformers model inside the wrapper of PEFT, DDP or torch.compile, for the function ``what``.
 
     Raises:
-        AttnExtError: no transformers model, or a wrapper that adds virtual tokens.
+        AttnExtError: ``model`` is not a Transformers model, or its wrapper adds virtual tokens.
     """
     refuse_prompts(model, what)
     base = unwrap(model)
@@ -29,10 +29,10 @@ def read_model(model: Any, what: str) -> PreTrainedModel:
 
 
 def read_texts(input_ids: Any, attention_mask: Any, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """The ids, int64 (B, n), 0 at padding; and which are real, bool (B, n).
+    """Return the ids, int64 (B, n), 0 at padding, and which tokens are real, bool (B, n).
 
     Raises:
-        AttnExtError: no such tensors, no text, or a token that the model has no embedding for.
+        AttnExtError: the arguments are not such tensors, hold no text, or hold a token without an embedding.
     """
     ids = input_ids
     if not torch.is_tensor(ids):
@@ -59,10 +59,10 @@ def read_texts(input_ids: Any, attention_mask: Any, model: PreTrainedModel) -> t
 
 
 def read_token(name: str, value: Any, model: PreTrainedModel) -> int:
-    """``value`` as the id of a token.
+    """Return ``value`` as the id of a token.
 
     Raises:
-        AttnExtError: no whole number, or no token of the model's.
+        AttnExtError: ``value`` is not a whole number, or not a token of the model.
     """
     most = embeddings(model) - 1
     if not is_whole(value) or not 0 <= value <= most:
@@ -73,6 +73,6 @@ def read_token(name: str, value: Any, model: PreTrainedModel) -> int:
 
 
 def embeddings(model: PreTrainedModel) -> int:
-    """How many tokens a model can be given."""
+    """Return the size of the model's input vocabulary."""
     layer = model.get_input_embeddings()
     return getattr(layer, "num_embeddings", None) or layer.weight.shape[0]

@@ -243,10 +243,10 @@ def showing(model):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda m, ids: generate(hax.set_mask(m, None), ids), "needs the one mask 'block_two_stream'"),
-        (lambda m, ids: generate(hax.set_mask(m, "causal"), ids), "needs the one mask 'block_two_stream'"),
-        (lambda m, ids: generate(hax.set_mask(m, masks.causal(4)), ids), "needs the one mask 'block_two_stream'"),
-        (lambda m, ids: block_generate(m, ids), "does not say its mask token.*add_mask_token"),
+        (lambda m, ids: generate(hax.set_mask(m, None), ids), "needs the same mask 'block_two_stream'"),
+        (lambda m, ids: generate(hax.set_mask(m, "causal"), ids), "needs the same mask 'block_two_stream'"),
+        (lambda m, ids: generate(hax.set_mask(m, masks.causal(4)), ids), "needs the same mask 'block_two_stream'"),
+        (lambda m, ids: block_generate(m, ids), "has no mask token in its configuration.*add_mask_token"),
         (lambda m, ids: generate(m, ids, max_new_tokens=0), "max_new_tokens .* got 0"),
         (lambda m, ids: generate(m, ids, max_new_tokens=40), "need 46 positions, but GPT2LMHeadModel has 40"),
         (lambda m, ids: generate(m, ids, temperature=2.0), "pass do_sample=True"),
@@ -256,9 +256,9 @@ def showing(model):
         (lambda m, ids: generate(m, ids[0]), "input_ids must be whole numbers"),
         (lambda m, ids: generate(m, ids, ids[:, :2]), "attention_mask is"),
         (lambda m, ids: generate(m, ids.repeat(2, 1), streamer=Heard()), "a streamer takes one text, got 2"),
-        (lambda m, ids: generate(model_of(BertForMaskedLM), ids, use_cache=True), "has no cache for every layer"),
-        (lambda m, ids: generate(checkpointing(m), ids), "left the cache out.*model.eval"),
-        (lambda m, ids: generate(checkpointing(hax.convert(m, tiny.KERNEL)), ids), "left the cache out.*model.eval"),
+        (lambda m, ids: generate(model_of(BertForMaskedLM), ids, use_cache=True), "does not cache in every layer"),
+        (lambda m, ids: generate(checkpointing(m), ids), "did not use the cache.*model.eval"),
+        (lambda m, ids: generate(checkpointing(hax.convert(m, tiny.KERNEL)), ids), "did not use the cache.*model.eval"),
         (lambda m, ids: generate(showing(hax.convert(m, tiny.KERNEL)), ids), "attention weights.*use_cache=False"),
     ],
 )

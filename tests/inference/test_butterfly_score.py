@@ -68,8 +68,8 @@ def tiny_half():
 @pytest.mark.parametrize(
     ("mask", "ids", "words"),
     [
-        (None, [[5, 6]], "needs the one mask 'butterfly'"),
-        ("causal", [[5, 6]], "needs the one mask 'butterfly'"),
+        (None, [[5, 6]], "needs the same mask 'butterfly'"),
+        ("causal", [[5, 6]], "needs the same mask 'butterfly'"),
         ("butterfly", [5, 6], r"whole numbers \(batch, tokens\), got \(2,\)"),
         ("butterfly", [[5] * 40], "has 40 tokens, but RobertaForMaskedLM has 39 positions"),
     ],

@@ -1,0 +1,1 @@
+"""Tools for the maintainers of this repository; not part of the wheel."""
