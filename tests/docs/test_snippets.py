@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 FOLDERS = ("guides", "concepts", "extending")
 PAGES = [
+    ROOT / "README.md",
     DOCS / "index.md",
     DOCS / "quick-start.md",
     *(page for folder in FOLDERS for page in sorted((DOCS / folder).iterdir())),
