@@ -1,4 +1,4 @@
-"""Stock folders shared by the command-line tests, and a way to run a command and see what it did."""
+"""Folders of softmax models shared by the command-line tests, and a way to run a command and see what it did."""
 
 from __future__ import annotations
 

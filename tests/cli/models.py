@@ -1,4 +1,4 @@
-"""Tiny stock models with tokenizers, made on the spot."""
+"""Tiny softmax models with tokenizers, made on the spot."""
 
 from __future__ import annotations
 

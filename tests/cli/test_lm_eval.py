@@ -61,7 +61,7 @@ def question(number: int) -> dict:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A stock model ``stock``, the same one converted (``ours``), and the three tasks with their texts."""
+    """A softmax model, the same one converted (``ours``), and the three tasks with their texts."""
     root = tmp_path_factory.mktemp("lm-eval")
     texts = [row["text"] for row in small_gpt.documents(12)]
     # white space at the ends, one text of a few tokens, and one that is several times as long as the model
@@ -177,7 +177,7 @@ def test_batches_change_nothing(harness):
 
 
 def test_options_reach_the_model(harness, root, run):
-    """A stock folder is evaluated as what it was asked to be, and softmax is never put under a converted one."""
+    """A softmax folder is evaluated as what it was asked to be, and softmax is never put under a converted one."""
     args = ["--model_args", f"pretrained={root / 'stock'},attn_implementation=flexformer"]
     with pytest.warns(UserWarning, match="untrained"):
         linear = harness("stock", *args, tasks=["tiny_rolling"])
@@ -201,7 +201,9 @@ def test_mistakes_are_one_line(run, root, masked_lm, tmp_path):
     assert "'convertd' is no folder" in said("pretrained=convertd", *here).mistake()
     assert "config.json" in said(f"pretrained={tmp_path}", *here).mistake()
     shutil.copytree(root / "ours", tmp_path / "mute", ignore=shutil.ignore_patterns("*token*"))
-    assert "tokenizer" in said(f"pretrained={tmp_path / 'mute'}", *here).mistake()  # the host would make an empty one
+    assert (
+        "tokenizer" in said(f"pretrained={tmp_path / 'mute'}", *here).mistake()
+    )  # else an empty one
     assert "--tasks" in said(ours).mistake()
     assert "pretrained=FOLDER" in said(None, *here).mistake()
     assert "'nowhere'" in said(ours, "--tasks", "x", "--include_path", "nowhere").mistake()

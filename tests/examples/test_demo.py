@@ -35,7 +35,7 @@ def test_every_step_is_measured_and_the_fresh_process_has_the_same_bits(tiny_ass
     assert f"{results['scores']['stage2']['pearson']:.4f}" in card
     assert "flexformer_p" in card and str(tmp_path) not in card
 
-    # Given again, the finished run is read, not run.
+    # Run again: the finished run is read, not run.
     journal = (out / "metrics.jsonl").read_bytes()
     assert demo.main(arguments) == 0
     assert (out / "metrics.jsonl").read_bytes() == journal

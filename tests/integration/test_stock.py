@@ -1,4 +1,4 @@
-"""A stock checkpoint with attn_implementation="flexformer": maps on first use, said aloud, never lost in silence."""
+"""A softmax checkpoint with attn_implementation="flexformer": maps on first use, said aloud, never lost in silence."""
 
 import copy
 import pickle

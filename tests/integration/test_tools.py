@@ -117,7 +117,7 @@ def test_pipeline_and_tokenizer(tmp_path, caplog):
     for x, y in zip(together, alone, strict=True):
         assert x["label"] == y["label"] and x["score"] == pytest.approx(y["score"], abs=1e-5)
     assert "not supported" not in caplog.text
-    # A folder whose tokenizer does not say its class still gets that of the stock type.
+    # A folder whose tokenizer does not say its class still gets that of the base type.
     settings = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
     settings.pop("tokenizer_class")
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -200,7 +200,7 @@ def test_the_whole_model_is_one_graph(kernel):
     compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
     assert hax.is_converted(compiled)
     assert torch.allclose(compiled(**tiny.inputs()).logits, model(**tiny.inputs()).logits, atol=1e-5)
-    # The host installs its recording hooks in the first eager call; it cannot do so inside a graph.
+    # Transformers installs its recording hooks in the first eager call; it cannot do so inside a graph.
     expected = model(**tiny.inputs(), output_attentions=True).attentions
     found = compiled(**tiny.inputs(), output_attentions=True).attentions
     assert len(found) == 1 and torch.allclose(found[0], expected[0], atol=1e-5)

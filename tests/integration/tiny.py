@@ -34,20 +34,20 @@ KERNEL = {"kernel": "flexformer_p", "num_features": 4}
 
 
 def tiny_config(model_type, **changes):
-    """A small configuration of a stock model type."""
+    """A small configuration of a model type of Transformers."""
     cls = CONFIG_MAPPING[model_type]
     known = set(inspect.signature(cls).parameters) | set(cls.attribute_map) | set(cls().to_dict())
     return cls(**{**{name: value for name, value in SIZES.items() if name in known}, **changes})
 
 
 def tiny_model(cls, seed=0, **changes):
-    """A small stock model in evaluation mode; ``cls`` is a model class."""
+    """A small model of Transformers in evaluation mode; ``cls`` is a model class."""
     torch.manual_seed(seed)
     return cls(tiny_config(cls.config_class.model_type, **changes)).eval()
 
 
 def family_model(model_type, seed=0, **changes):
-    """A small stock model of a type, without a head, in evaluation mode."""
+    """A small model of a type, without a head, in evaluation mode."""
     torch.manual_seed(seed)
     return AutoModel.from_config(tiny_config(model_type, **changes)).eval()
 

@@ -58,7 +58,7 @@ def test_similarities_are_those_of_the_weights(family, backend):
         expected = matrices(reference.head_outputs(model, plain.hidden_states[index], index, batch["attention_mask"]))
         found = probe.matrices(index)
         assert found.shape == (3, 2, 7, 7) and found.dtype == torch.float64
-        # the host computes rotary positions, and eager softmax, in float32, whatever the model's dtype
+        # Transformers computes rotary positions, and eager softmax, in float32, whatever the model's dtype
         assert (found - expected)[pairs].abs().max() < 1e-6 * max(1.0, expected[pairs].abs().max())
         assert found.diagonal(dim1=-2, dim2=-1).abs().max() == 0
 

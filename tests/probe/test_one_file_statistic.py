@@ -79,7 +79,7 @@ def test_the_command_line_writes_and_shows_it(neighbours, words, tmp_path, capsy
     with pytest.raises(AttnExtError, match=r"unknown statistic 'neighbours'.*Import the module"):
         _ = measured.description
     assert "neighbours" in gaps(statistics)[-1] and "map-noise" in {one.name for one in draw(statistics)}
-    assert main([*words, "--out", str(out)]) == 2  # a run does not go on with other statistics
+    assert main([*words, "--out", str(out)]) == 2  # a run is not resumed with other statistics
     assert "another setting: statistics was" in capsys.readouterr().err
 
 

@@ -104,7 +104,7 @@ def test_other_weights_and_other_texts_are_refused(config, tmp_path):
 
 @pytest.mark.parametrize("change", ["buffer", "mask", "backend"])
 def test_another_buffer_mask_or_backend_is_refused(config, change):
-    """What is no parameter and still decides what heads compare, such as a kernel's random directions."""
+    """Values that are no parameters and still change context similarity, such as a kernel's random directions."""
     run(config)
     model, said = planted.small_bert(), "configuration of the model"
     if change == "buffer":

@@ -20,7 +20,7 @@ KERNELS = [name for name in list_kernels() if name in {*WIDTHS, "hedgehog"} or n
 
 # Kernels whose sums can cancel (or, squared, nearly vanish) magnify rounding about twentyfold.
 SIGNED = ("flexformer_s", "flexformer_n", "flexformer_sq")
-# Relative distance of the last hidden states from float32's. The stock softmax model: 0.0015 (fp16), 0.012 (bf16).
+# Relative distance of the last hidden states from float32's. The softmax model: 0.0015 (fp16), 0.012 (bf16).
 TOLERANCE = {torch.float16: 0.005, torch.bfloat16: 0.04}
 SIGNED_TOLERANCE = {torch.float16: 0.1, torch.bfloat16: 0.4}
 

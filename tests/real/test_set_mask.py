@@ -1,4 +1,4 @@
-"""Masks in trained models: the stock pattern as a mask is the stock model, bit for bit."""
+"""Masks in trained models: a model's own pattern, set as a mask, is the model, bit for bit."""
 
 import pytest
 import torch

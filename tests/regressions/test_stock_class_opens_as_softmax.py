@@ -1,7 +1,8 @@
-"""Published linear checkpoints opened by the stock class as plain softmax, with a warning at most.
+"""Published linear checkpoints opened by the class of Transformers as plain softmax, with a warning at most.
 
-Our folder has its own model type: Auto classes never pick the stock class. A stock class named outright still opens
-it (the host only warns about the type, which a card must say); the reader can then see what was left behind.
+Our folder has its own model type, so Auto classes never pick the class of Transformers. Code that names such a class still
+opens the folder (Transformers only warns about the type, which a card must say); the reader can then see what was left
+out.
 """
 
 import json

@@ -18,7 +18,7 @@ def dense(order: Poset | MaskSpec) -> torch.Tensor:
 
 @st.composite
 def orders(draw, most: int = 150) -> Poset:
-    """Chains beside each other with relations drawn between them, or any digraph; classes of several positions,
+    """Parallel chains with relations drawn between them, or any digraph; classes of several positions,
     isolated ones, all under other names.
     """
     random = np.random.default_rng(draw(st.integers(0, 2**32)))

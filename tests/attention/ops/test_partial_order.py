@@ -291,7 +291,7 @@ def test_compiled_code_breaks_its_graph_and_goes_on():
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "cosformer"])
 def test_nothing_waits_for_the_device_or_stays_off_it(kernel):
-    """On the device without data, a value that the host asks for is an error, and so is a tensor left on the CPU."""
+    """On the device without data, a value that is read back is an error, and so is a tensor left on the CPU."""
     spec, other = masks.butterfly(90), masks.causal(268)
     feature_map = build(kernel, 2, 4).float().to("meta")
     tensors = [torch.empty(2, 2, len(spec), 4, device="meta", dtype=torch.bfloat16) for _ in range(3)]

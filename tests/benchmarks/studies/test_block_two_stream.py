@@ -1,4 +1,4 @@
-"""Block two-stream beside next-token training, at small size: the whole run, resuming, and what its losses are."""
+"""Block two-stream and next-token training, at small size: the whole run, resuming, and what its losses are."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     np.testing.assert_allclose(again, np.load(here / "losses.npz")["as_trained"], rtol=1e-5)
     assert not (here / "checkpoints").exists()
 
-    # Given again, finished runs are read; another setting is not mixed in.
+    # Run again: finished runs are read; another setting is not mixed in.
     before = (here / "metrics.jsonl").read_bytes()
     assert block_two_stream.main(arguments) == 0
     assert capsys.readouterr().out == printed and (here / "metrics.jsonl").read_bytes() == before

@@ -1,4 +1,4 @@
-"""Butterfly beside masked language modelling, at small size: the whole run, resuming, and what its scores are."""
+"""Butterfly and masked language modelling, at small size: the whole run, resuming, and what its scores are."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     assert hax.get_mask(model) == [("butterfly", {})]
     assert not (folder / "mlm" / "seed-0" / "checkpoints").exists()
 
-    # Given again, finished runs are read; another setting is not mixed in.
+    # Run again: finished runs are read; another setting is not mixed in.
     before = (folder / "mlm" / "seed-0" / "metrics.jsonl").read_bytes()
     assert butterfly.main(arguments) == 0
     assert capsys.readouterr().out == printed

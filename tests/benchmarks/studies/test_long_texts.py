@@ -54,7 +54,7 @@ def test_everything_is_measured_once(tiny_addresses, tmp_path, capsys):
     ids = torch.full((1, 300), 7)
     assert model(input_ids=ids).last_hidden_state.equal(trained(input_ids=ids).last_hidden_state)
 
-    # Given again, what is finished is read, not computed.
+    # Run again: what is finished is read, not computed.
     (folder / "embeddings" / "converted-1-300.npy").unlink()
     assert long_texts.main(arguments) == 0
     again = capsys.readouterr()

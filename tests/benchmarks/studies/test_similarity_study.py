@@ -65,7 +65,7 @@ def test_everything_is_measured_once(tiny_study, tmp_path, capsys, monkeypatch):
         assert counts["tokens"] + counts["special"] == 16 * texts
     speed = json.loads((out / "speed.json").read_text())
     assert speed["tokens"] == 2 * 4 * 16 and speed["run"]["texts"] == 12
-    # given again, no text is read anew, and the numbers are the same
+    # run again: no text is read anew, and the numbers are the same
     tables = text.split("### Cost")[0]
     assert similarity_study.main(arguments) == 0
     assert (out / "study.md").read_text(encoding="utf-8").split("### Cost")[0] == tables

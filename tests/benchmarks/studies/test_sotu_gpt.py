@@ -1,4 +1,4 @@
-"""The GPT examples at small size: training from scratch beside the control, and the decoder's main job."""
+"""The GPT examples at small size: training from scratch, next to the control, and the decoder's main job."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def test_a_run_of_everything(tiny_texts, tmp_path, capsys):
     assert tokenizer.decode(tokenizer("Anna, said\nthat é")["input_ids"]) == "Anna, said\nthat é"
     assert not (folder / "elu" / "seed-0" / "checkpoints").exists()
 
-    # Given again, finished runs are read; another setting is not mixed in.
+    # Run again: finished runs are read; another setting is not mixed in.
     before = (folder / "elu" / "seed-0" / "metrics.jsonl").read_bytes()
     assert train_sotu_gpt.main(arguments) == 0
     assert capsys.readouterr().out == printed
@@ -167,7 +167,7 @@ def test_the_demo_on_text(tiny_texts, tmp_path, capsys, monkeypatch):
     assert f"{results['scores']['stage2']['perplexity']:.4f}" in card and "AutoModelForCausalLM" in card
     assert str(tmp_path) not in card
 
-    # Given again, the finished run is read, not run.
+    # Run again: the finished run is read, not run.
     journal = (out / "metrics.jsonl").read_bytes()
     assert demo_gpt.main(arguments) == 0
     assert (out / "metrics.jsonl").read_bytes() == journal

@@ -1,4 +1,4 @@
-"""Training under a mask by a YAML file: it learns, goes on, opens again, and says in one line what is wrong."""
+"""Training under a mask by a YAML file: it learns, resumes, opens again, and says in one line what is wrong."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_blocks(config, tmp_path, capsys, kernel):
     made = block_generate(model, torch.tensor([[1, 2, 5]]), max_new_tokens=4, tokenizer=tokenizer, eos_token_id=None)
     assert made.shape == (1, 7)
 
-    # The same command with more steps goes on from the newest checkpoint.
+    # The same command with more steps continues from the newest checkpoint.
     assert train_under_mask.main([*config(kernel=kernel), "--set", "training.max_steps=13"]) == 0
     again = json.loads((tmp_path / "out" / "results.json").read_text())
     assert again["steps"] == 13 and abs(again["loss_after"] - result["loss_after"]) < 0.2

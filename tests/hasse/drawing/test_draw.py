@@ -70,7 +70,7 @@ def test_boxes_do_not_overlap_and_lines_cut_none(spec):
     rows = {y: [(n.x, w) for n, w in zip(diagram.nodes, half, strict=True) if n.y == y] for y in range(diagram.rows)}
     for points, jump in diagram.ways:
         for (x, y), (to_x, to_y) in itertools.pairwise(points):
-            # Inside a row's band of boxes a line is upright, and beside them; between the bands it may slant.
+            # Inside a row's band of boxes a line is upright, and next to them; between the bands it may slant.
             row = round((y + to_y) / 2)
             if abs(y - to_y) <= 2 * diagram.half + 1e-9 and abs((y + to_y) / 2 - row) < 1e-9 and not jump:
                 assert x == to_x
