@@ -1,8 +1,8 @@
 """Published linear checkpoints opened by the class of Transformers as plain softmax, with a warning at most.
 
-Our folder has its own model type, so Auto classes never pick the class of Transformers. Code that names such a class still
-opens the folder (Transformers only warns about the type, which a card must say); the reader can then see what was left
-out.
+Our folder has its own model type, so Auto classes never pick the class of Transformers. Code that names such a class
+still opens the folder (Transformers only warns about the type, which a card must say); the reader can then see what was
+left out.
 """
 
 import json
