@@ -52,6 +52,7 @@ test: lint assets
 # The documentation site. It fetches nothing; a broken link or an unknown reference is an error.
 docs: $(STAMP)
 	$(BIN)/zensical build --strict --clean
+	@! grep -rlE '<(script|link|img)[^>]* (src|href)="https?:' build/site --include='*.html' || { echo "make: these pages load something from elsewhere"; exit 1; }
 	@echo "make: open build/site/index.html"
 
 # The page of the command line, from the commands themselves; a test fails when it is not current.

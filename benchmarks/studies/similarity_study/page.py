@@ -293,7 +293,7 @@ def refresh(page: Path, study: Study, out: Path) -> None:
 
 
 _CAPTIONS = {
-    "study": "distances, sentences, repetitions and separators by layer, beside chance and the controls",
+    "study": "distances, sentences, repetitions and separators by layer, with chance and the controls",
     "distances": "high pairs by distance, against all pairs",
     "map-within_sentence": "high pairs inside one sentence, above chance, by layer and head",
     "map-repeated_tokens": "high pairs of one token, above chance, by layer and head",
