@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from hf_attn_ext.attention.registry import _KERNELS
+from hf_attn_ext.hasse.registry import _MASKS
+from hf_attn_ext.probe.statistics.registry import _STATISTICS
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 FOLDERS = ("guides", "concepts", "extending")
@@ -24,6 +28,16 @@ needs_assets = pytest.mark.skipif(
     not all((ROOT / ".assets" / name).is_dir() for name in ("minilm-roberta", "mgm", "sapiens-vh", "sotu")),
     reason="python examples/assets.py minilm mgm sapiens sotu",
 )
+
+
+@pytest.fixture(autouse=True)
+def _registries():
+    """What a page registers is gone afterwards."""
+    tables = [(table, dict(table)) for table in (_KERNELS, _MASKS, _STATISTICS)]
+    yield
+    for table, before in tables:
+        table.clear()
+        table.update(before)
 
 
 def assert_alike(printed: str, shown: str) -> None:
