@@ -19,5 +19,5 @@ class Neighbours(PairStatistic):
     def of_pair(self, pairs):
         return pairs.distance == 1
 
-    def loop_pair(self, text, i, j):
+    def loop_pair(self, ids, sentences, i, j):
         return j - i == 1

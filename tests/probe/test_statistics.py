@@ -18,7 +18,6 @@ from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.integration.capture.passes import ForwardPass
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeStatistics, annotate, findings
 from hf_attn_ext.probe.counting import attention_rows, high_pairs
-from hf_attn_ext.probe.statistics import statistic_named
 from hf_attn_ext.probe.statistics.distance_overlap import overlap
 from hf_attn_ext.probe.streaming.stream import Settings, Stream, fed
 
@@ -298,7 +297,7 @@ def test_attention_under_a_mask_is_the_models_own(tokenizer):
         given = {"input_ids": known.input_ids, "attention_mask": known.attention_mask}
         attentions = model(**given, output_attentions=True).attentions
     for layer, weights in enumerate(attentions):
-        expected = statistic_named("separator_focus").loops(naive.loop_texts(known, weights.numpy(), True))
+        expected = naive.separator_focus(naive.loop_texts(known, weights.numpy(), True))
         assert len(expected) == 3
         for field, values in expected.items():
             assert np.allclose(getattr(focus, field)[layer], values, atol=1e-5)

@@ -9,33 +9,15 @@ from .findings import Claim, Finding
 from .registry import list_statistics, register_statistic, statistic_named
 
 # Importing registers them; the order is that of results and figures.
-from .within_sentence import WithinSentence  # isort: skip
-from .repeated_tokens import RepeatedTokens  # isort: skip
-from .signal import Noise, Signal  # isort: skip
-from .distance import Distance  # isort: skip
-from .common_token import TopToken, UniqueTokens  # isort: skip
-from .distance_overlap import DistanceOverlap  # isort: skip
-from .separator_focus import SeparatorFocus  # isort: skip
-from .special_focus import SpecialFocus  # isort: skip
-from .region import Region  # isort: skip
+from . import within_sentence, repeated_tokens, signal, distance  # noqa: F401  # isort: skip
+from . import common_token, distance_overlap, separator_focus, special_focus, region  # noqa: F401  # isort: skip
 
 __all__ = [
     "Claim",
-    "Distance",
-    "DistanceOverlap",
     "Finding",
     "HeadStatistic",
-    "Noise",
     "PairStatistic",
     "Reduced",
-    "Region",
-    "RepeatedTokens",
-    "SeparatorFocus",
-    "Signal",
-    "SpecialFocus",
-    "TopToken",
-    "UniqueTokens",
-    "WithinSentence",
     "list_statistics",
     "register_statistic",
     "statistic_named",

@@ -35,39 +35,6 @@ class Reduced:
     texts: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class LoopText:
-    """One text as the slow loops see it, of n tokens that are not special.
-
-    Attributes:
-        ids, sentences: n token ids and sentence numbers.
-        high: for each head, its high pairs (i, j).
-        attention: (H, n, N) attention weights of the n queries.
-        places: the n token positions among N.
-        separators: n bools.
-        causal: queries see no later keys.
-    """
-
-    ids: Sequence[int]
-    sentences: Sequence[int]
-    high: Sequence[Sequence[tuple[int, int]]]
-    attention: np.ndarray
-    places: Sequence[int]
-    separators: Sequence[bool]
-    causal: bool
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """All pairs i < j."""
-        return [(i, j) for i in range(len(self.ids)) for j in range(i + 1, len(self.ids))]
-
-    @property
-    def weights(self) -> np.ndarray:
-        """(H, n, n): attention among the n tokens, rows normalised again."""
-        among = self.attention[:, :, list(self.places)]
-        return among / among.sum(-1, keepdims=True)
-
-
 class HeadStatistic:
     """Base class of statistics, registered with :func:`.register_statistic`.
 
@@ -155,18 +122,20 @@ class HeadStatistic:
         """Return findings on the values of a control, ``one.measure``."""
         return []
 
+    def loops(self, texts: Sequence[Any]) -> dict[str, np.ndarray]:
+        """Compute one layer's numbers by slow loops, for the test that runs over every statistic.
+
+        Args:
+            texts: ``LoopText`` of ``tests/probe/naive.py``.
+
+        Returns:
+            ``values`` and, where there are such levels, ``chance`` and ``chance_matched``: (H,), or () for a layer.
+        """
+        raise NotImplementedError
+
     def finding(self, key: str, claim: str, text: str, one: Statistic, layer: int, head: int | None = None) -> Finding:
         """Make one finding; see :func:`.make_finding`."""
         return make_finding(self, key, claim, text, one, layer, head)
-
-    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
-        """Compute one layer's numbers by slow loops, for the tests that run over every statistic.
-
-        Returns:
-            ``values`` and, where there are such levels, ``chance`` and ``chance_matched``: (H,), or () for a layer;
-            empty where there are no loops.
-        """
-        return {}
 
 
 class PairStatistic(HeadStatistic):
@@ -186,8 +155,8 @@ class PairStatistic(HeadStatistic):
         """Return each pair's number, an array like ``pairs.i``."""
         raise NotImplementedError
 
-    def loop_pair(self, text: LoopText, i: int, j: int) -> float:
-        """Return the number of one pair in plain Python; what :meth:`loops` calls."""
+    def loop_pair(self, ids: Sequence[int], sentences: Sequence[int], i: int, j: int) -> float:
+        """Return the number of one pair in plain Python, for the test of every statistic against slow loops."""
         raise NotImplementedError
 
     def count(self, pairs: PairSet) -> np.ndarray:
@@ -213,19 +182,3 @@ class PairStatistic(HeadStatistic):
         length = pairs.text.length
         sums = np.bincount(pairs.distance, weights=self.of_pair(pairs), minlength=length)
         return float(sums.sum() / len(pairs.i)), (sums / (length - np.arange(length))).astype(np.float32)
-
-    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
-        if type(self).loop_pair is PairStatistic.loop_pair:
-            return {}
-        sums = []
-        for text in texts:
-            length = len(text.ids)
-            of = {pair: self.loop_pair(text, *pair) for pair in text.pairs}
-            at = {d: np.mean([of[i, i + d] for i in range(length - d)]) for d in range(1, length)}
-            for head, high in enumerate(text.high):
-                chance = len(high) * np.mean(list(of.values()))
-                sums.append((head, len(high), sum(of[p] for p in high), chance, sum(at[j - i] for i, j in high)))
-        heads = sorted({each[0] for each in sums})
-        total = np.array([np.sum([each[1:] for each in sums if each[0] == head], axis=0) for head in heads])
-        names = ("values", "chance", "chance_matched")[: 2 + self.matched]
-        return {name: total[:, 1 + column] / total[:, 0] for column, name in enumerate(names)}

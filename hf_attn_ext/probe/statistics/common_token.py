@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
 import numpy as np
 
 from hf_attn_ext.probe.counting.pair_set import PairSet
 from hf_attn_ext.probe.counting.texts import Text
 
-from .base import HeadStatistic, LoopText
+from .base import HeadStatistic
 from .findings import Claim
 from .registry import register_statistic
 
@@ -41,10 +38,6 @@ class TopToken(HeadStatistic):
         drawn = (PairSet.drawn(text).most_common[1] / 2).mean(1)
         return np.stack([drawn, text.counts, np.ones(len(text.counts))])
 
-    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
-        most = [[max(_ends(text, high).values()) / 2 for high in text.high] for text in texts]
-        return {"values": np.sum(most, axis=0) / sum(len(text.high[0]) for text in texts)}
-
 
 @register_statistic("unique_tokens")
 class UniqueTokens(HeadStatistic):
@@ -71,18 +64,6 @@ class UniqueTokens(HeadStatistic):
         texts = np.ones(len(text.counts))
         return np.stack([_distinct(PairSet.drawn(text)), texts, texts])
 
-    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
-        shares = []
-        for text in texts:
-            ends = [_ends(text, high) for high in text.high]
-            tokens = {next(token for token in text.ids if each[token] == max(each.values())) for each in ends}
-            shares.append(len(tokens) / len(ends))
-        return {"values": np.mean(shares)}
-
 
 def _distinct(pairs: PairSet) -> list[float]:
     return [len(set(tokens)) / len(tokens) for tokens in pairs.most_common[0].tolist()]
-
-
-def _ends(text: LoopText, high: Sequence[tuple[int, int]]) -> Counter:
-    return Counter(text.ids[i] for pair in high for i in pair)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from hf_attn_ext.probe.counting.pair_set import PairSet
 
-from .base import LoopText, PairStatistic
+from .base import PairStatistic
 from .findings import Finding
 from .registry import register_statistic
 
@@ -37,7 +38,7 @@ class Distance(PairStatistic):
     def of_pair(self, pairs: PairSet) -> np.ndarray:
         return pairs.distance
 
-    def loop_pair(self, text: LoopText, i: int, j: int) -> float:
+    def loop_pair(self, ids: Sequence[int], sentences: Sequence[int], i: int, j: int) -> float:
         return j - i
 
     def findings(self, one: Statistic, statistics: ProbeStatistics) -> list[Finding]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from hf_attn_ext.probe.counting.pair_set import PairSet
 from hf_attn_ext.probe.counting.sums import ratio
-from hf_attn_ext.probe.counting.texts import DISTANCE_BINS, Text, distance_bins, distance_shares
+from hf_attn_ext.probe.counting.texts import DISTANCE_BINS, Text, distance_shares
 
-from .base import HeadStatistic, LoopText, Reduced
+from .base import HeadStatistic, Reduced
 from .findings import Claim
 from .registry import register_statistic
 
@@ -53,16 +52,6 @@ class DistanceOverlap(HeadStatistic):
     def reduce(self, counts: np.ndarray, of_texts: np.ndarray) -> Reduced:
         every, drawn, texts = of_texts[:_BINS], of_texts[_BINS:-1], of_texts[-1]
         return self.reduced(overlap(counts, every), overlap(drawn, every), np.array(np.nan), texts)
-
-    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
-        high, every = np.zeros(_BINS), np.zeros(_BINS)
-        for text in texts:
-            for pairs in text.high:
-                for i, j in pairs:
-                    high[distance_bins(j - i)] += 1
-                for i, j in text.pairs:
-                    every[distance_bins(j - i)] += len(pairs) / len(text.pairs)
-        return {"values": 1 - 0.5 * np.abs(high / high.sum() - every / every.sum()).sum()}
 
 
 def overlap(counts: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from hf_attn_ext.probe.counting.attention_rows import AttentionRows
@@ -11,7 +9,7 @@ from hf_attn_ext.probe.counting.pair_set import counted
 from hf_attn_ext.probe.counting.similarity import select_high
 from hf_attn_ext.probe.counting.texts import Text
 
-from .base import HeadStatistic, LoopText
+from .base import HeadStatistic
 from .findings import Claim
 from .registry import register_statistic
 
@@ -55,15 +53,3 @@ class Region(HeadStatistic):
     def count_text(self, text: Text) -> np.ndarray:
         counts = np.array(text.counts, dtype=np.float64)
         return np.stack([counts * counts / len(text.pairs[0]), counts, np.ones_like(counts)])
-
-    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
-        shares = []
-        for head in range(len(texts[0].high)):
-            both = total = 0
-            for text in texts:
-                weights = text.weights[head]
-                strongest = sorted(text.pairs, key=lambda p: -max(weights[p], weights[p[::-1]]))
-                high = text.high[head]
-                both, total = both + len(set(strongest[: len(high)]) & set(high)), total + len(high)
-            shares.append(both / total)
-        return {"values": np.array(shares)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hf_attn_ext.probe.counting.pair_set import PairSet
 
-from .base import LoopText, PairStatistic
+from .base import PairStatistic
 from .findings import Claim
 from .registry import register_statistic
 
@@ -32,5 +34,5 @@ class RepeatedTokens(PairStatistic):
     def of_pair(self, pairs: PairSet) -> np.ndarray:
         return pairs.same_token
 
-    def loop_pair(self, text: LoopText, i: int, j: int) -> float:
-        return text.ids[i] == text.ids[j]
+    def loop_pair(self, ids: Sequence[int], sentences: Sequence[int], i: int, j: int) -> float:
+        return ids[i] == ids[j]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ from hf_attn_ext.probe.counting.attention_rows import AttentionRows
 from hf_attn_ext.probe.counting.sums import ratio
 from hf_attn_ext.probe.counting.texts import Text
 
-from .base import HeadStatistic, LoopText, Reduced
+from .base import HeadStatistic, Reduced
 from .findings import Finding
 from .registry import register_statistic
 
@@ -62,10 +61,6 @@ class SeparatorFocus(HeadStatistic):
         claim = "in the last layers attention rests on separators"
         return [self.finding("separators_last", claim, text, one, len(one.layers) - 1)]
 
-    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
-        sums = np.sum([_loops(text) for text in texts], axis=0) / sum(len(text.ids) for text in texts)
-        return dict(zip(("values", "chance", "chance_matched"), sums, strict=True))
-
 
 def _chances(text: Text, visible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the share of separators among the keys that each row sees, and among those at each signed distance.
@@ -90,20 +85,3 @@ def _shares(text: Text, visible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     hits = np.bincount(slots, weights=separates.ravel(), minlength=groups * size)
     share = (hits / np.maximum(available, 1)).reshape(groups, size)
     return separates.sum(-1) / np.maximum(visible.sum(-1), 1), share[:, offset]
-
-
-def _loops(text: LoopText) -> np.ndarray:
-    """(3, H): the sums over one text's rows of the value and the two chance levels."""
-    length, separators = len(text.ids), text.separators
-    seen = [[j for j in range(length) if j <= i or not text.causal] for i in range(length)]
-    by_count = sum(np.mean([separators[j] for j in row]) for row in seen)
-    sums = []
-    for weights in text.weights:
-        value = sum(weights[i, j] for i in range(length) for j in range(length) if separators[j])
-        matched = 0.0
-        for gap in range(1 - length, length):
-            keys = [(i, i - gap) for i in range(length) if i - gap in seen[i]]
-            if keys:
-                matched += np.mean([separators[j] for _, j in keys]) * sum(weights[pair] for pair in keys)
-        sums.append((value, by_count, matched))
-    return np.array(sums).T

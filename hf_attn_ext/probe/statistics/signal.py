@@ -8,7 +8,7 @@ import numpy as np
 
 from hf_attn_ext.probe.counting.pair_set import PairSet
 
-from .base import LoopText, PairStatistic, Reduced
+from .base import PairStatistic, Reduced
 from .findings import Claim
 from .registry import register_statistic
 
@@ -27,8 +27,8 @@ class Signal(PairStatistic):
     def of_pair(self, pairs: PairSet) -> np.ndarray:
         return pairs.same_sentence | pairs.same_token
 
-    def loop_pair(self, text: LoopText, i: int, j: int) -> float:
-        return text.sentences[i] == text.sentences[j] or text.ids[i] == text.ids[j]
+    def loop_pair(self, ids: Sequence[int], sentences: Sequence[int], i: int, j: int) -> float:
+        return sentences[i] == sentences[j] or ids[i] == ids[j]
 
 
 @register_statistic("noise")
@@ -53,5 +53,5 @@ class Noise(Signal):
         signal = super().reduce(counts, of_texts)
         return Reduced(1 - signal.values, 1 - signal.chance, 1 - signal.matched, signal.texts)
 
-    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
-        return {name: 1 - values for name, values in super().loops(texts).items()}
+    def loop_pair(self, ids: Sequence[int], sentences: Sequence[int], i: int, j: int) -> float:
+        return not super().loop_pair(ids, sentences, i, j)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ from hf_attn_ext.probe.counting.attention_rows import AttentionRows
 from hf_attn_ext.probe.counting.sums import ratio
 from hf_attn_ext.probe.counting.texts import Text
 
-from .base import HeadStatistic, LoopText, Reduced
+from .base import HeadStatistic, Reduced
 from .findings import Finding
 from .registry import register_statistic
 
@@ -50,7 +49,3 @@ class SpecialFocus(HeadStatistic):
         )
         claim = "separators and special tokens may be a place to rest (a confound)"
         return [self.finding("special_last", claim, text, one, len(one.layers) - 1)]
-
-    def loops(self, texts: Sequence[LoopText]) -> dict[str, np.ndarray]:
-        sums = [text.attention.sum((1, 2)) - text.attention[:, :, list(text.places)].sum((1, 2)) for text in texts]
-        return {"values": np.sum(sums, axis=0) / sum(len(text.ids) for text in texts)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hf_attn_ext.probe.counting.pair_set import PairSet
 
-from .base import LoopText, PairStatistic
+from .base import PairStatistic
 from .findings import Claim, Finding
 from .registry import register_statistic
 
@@ -32,8 +33,8 @@ class WithinSentence(PairStatistic):
     def of_pair(self, pairs: PairSet) -> np.ndarray:
         return pairs.same_sentence
 
-    def loop_pair(self, text: LoopText, i: int, j: int) -> float:
-        return text.sentences[i] == text.sentences[j]
+    def loop_pair(self, ids: Sequence[int], sentences: Sequence[int], i: int, j: int) -> float:
+        return sentences[i] == sentences[j]
 
     def findings(self, one: Statistic, statistics: ProbeStatistics) -> list[Finding]:
         last = Claim(
