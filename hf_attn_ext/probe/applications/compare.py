@@ -267,4 +267,4 @@ def _summed(
 
 def _heads_of(outputs: Tensor, text: Text) -> Tensor:
     """(H, n, d): the outputs (B, H, N, d) of one text's chosen tokens."""
-    return outputs[text.row][:, text.places]
+    return outputs[text.row][:, text.positions]

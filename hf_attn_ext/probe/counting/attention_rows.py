@@ -34,10 +34,10 @@ class AttentionRows:
 
     def __init__(self, text: Text, attention: np.ndarray, visible: np.ndarray, high: PairSet) -> None:
         self.text, self.high = text, high
-        self.visible = visible[:, text.places][:, :, text.places]
-        rows = attention[:, text.places]
-        self.special = rows[:, :, text.special_places].sum((1, 2))
-        weights = rows[:, :, text.places]
+        self.visible = visible[:, text.positions][:, :, text.positions]
+        rows = attention[:, text.positions]
+        self.special = rows[:, :, text.special_positions].sum((1, 2))
+        weights = rows[:, :, text.positions]
         total = weights.sum(-1)
         self.counted = total > np.maximum(LEAST_SUM * np.abs(weights).sum(-1), 1e-30)
         self.weights = np.where(self.counted[..., None], weights / np.where(self.counted, total, 1.0)[..., None], 0.0)

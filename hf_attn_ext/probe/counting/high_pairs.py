@@ -1,4 +1,4 @@
-"""The high pairs of one text, in memory that does not grow with its length."""
+"""The high pairs of one text, with bounded memory however long the text is."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 from .similarity import pair_values, select_high
 from .texts import Text
 
-# Of the matrices that are in memory at a time: 4 MiB in float32.
+# Entries of the matrices that are in memory at a time: 4 MiB in float32.
 MATRIX_ENTRIES = 2**20
 
 
 def high_pairs(outputs: Tensor, text: Text) -> np.ndarray:
-    """The high pairs of heads' vectors (H, n, d), see :func:`.similarity.select_high`."""
+    """Return the high pairs of vectors (H, n, d); see :func:`.similarity.select_high`."""
     parts = []
     for heads in in_parts(len(outputs), text.length):
         values, norms = pair_values(outputs[heads], text.pairs)
@@ -22,6 +22,6 @@ def high_pairs(outputs: Tensor, text: Text) -> np.ndarray:
 
 
 def in_parts(heads: int, length: int) -> list[slice]:
-    """Heads in groups whose matrices are small together, however long the text."""
+    """Return slices of heads whose matrices together have at most :data:`MATRIX_ENTRIES` entries, or one head each."""
     step = max(1, MATRIX_ENTRIES // length**2)
     return [slice(first, first + step) for first in range(0, heads, step)]

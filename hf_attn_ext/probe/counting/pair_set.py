@@ -43,6 +43,11 @@ class PairSet:
         """Return pairs drawn at random, as many per head as are high: the null model of a text."""
         return text.once("drawn pairs", lambda: cls.at(text, text.draws))
 
+    def of_heads(self, heads: slice) -> PairSet:
+        """Return the pairs of some heads."""
+        index = None if self.index is None else self.index[heads]
+        return PairSet(self.text, self.i[heads], self.j[heads], index)
+
     @functools.cached_property
     def matched(self) -> PairSet:
         """Pairs drawn at the same distances as these, (H, k)."""

@@ -1,8 +1,8 @@
 """Context similarity: dot products of one head's output vectors, and which of them are high (2512.21956).
 
 The matrix of a head is ``O O^T`` of its un-normalised outputs ``O = A V`` before the output projection, with the
-diagonal set to zero (the paper's). What "high" means the paper leaves open; ours is the top p percent of a text's own
-pairs.
+diagonal set to zero (the paper's). The paper does not define "high"; here it is the top p percent of a text's own pairs
+(ours).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import math
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +19,15 @@ from torch import Tensor
 
 from hf_attn_ext.errors import AttnExtError
 
-# Similarities that differ by less than this share of what their tokens' norms multiply to are a tie. Above the rounding
-# of float32 models, so that equal outputs tie whatever the batch was.
+# Similarities that differ by less than this share of the product of their tokens' norms are a tie. It is above the
+# rounding of float32 models, so that equal outputs tie in every batch.
 TIE = 2e-6
 
 _SCRATCH = threading.local()
 
 
 def similarity_matrices(outputs: Tensor) -> Tensor:
-    """The context similarity matrices (..., N, N) of outputs (..., N, d); at least float32, diagonal zero.
+    """Return context similarity matrices (..., N, N) of outputs (..., N, d): at least float32, diagonal zero.
 
     Example:
         >>> similarity_matrices(torch.tensor([[1.0, 0.0], [2.0, 1.0]]))
@@ -44,24 +45,25 @@ Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @functools.lru_cache(maxsize=8)
 def pairs_of(length: int) -> Pairs:
-    """All pairs i < j of ``length`` tokens: i, j, and their place ``i * length + j`` in the flat matrix."""
+    """Return all pairs i < j of ``length`` tokens: i, j, and the index ``i * length + j`` in the flat matrix."""
     first, second = np.triu_indices(length, 1)
     small = np.int16 if length < 2**15 else np.int32
     return first.astype(small), second.astype(small), first * length + second
 
 
 def pair_values(outputs: Tensor, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """Similarities of all pairs i < j, and the norms that ties are judged by.
+    """Return the similarities of all pairs i < j, and the norms that decide on ties.
 
     Args:
-        outputs: (H, n, d), the chosen tokens only.
+        outputs: (H, n, d), of the tokens that count.
         pairs: :func:`pairs_of` n.
 
     Returns:
-        (H, n(n-1)/2) in :func:`pairs_of`'s order, good until the thread's next call, and (H, n): the tokens' norms.
+        (H, n(n-1)/2) in the order of :func:`pairs_of`, overwritten by the thread's next call, and (H, n), the tokens'
+        norms.
 
     Raises:
-        AttnExtError: an output that is not finite.
+        AttnExtError: an output is not finite.
     """
     heads, length, _ = outputs.shape
     outputs = outputs.to("cpu", torch.promote_types(outputs.dtype, torch.float32))
@@ -79,15 +81,16 @@ def pair_values(outputs: Tensor, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scratch(name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Memory that a thread uses again and again: fresh pages would cost as much as the product."""
-    kept, size = _SCRATCH.__dict__, math.prod(shape)
+    """Memory that a thread reuses; fresh pages would cost as much as the product."""
+    kept: dict[Any, np.ndarray] = _SCRATCH.__dict__
+    size = math.prod(shape)
     if (name, dtype) not in kept or len(kept[name, dtype]) < size:
         kept[name, dtype] = np.empty(size, dtype)
     return kept[name, dtype][:size].reshape(shape)
 
 
 def high_counts(pairs: int, percents: Sequence[float]) -> list[int]:
-    """How many of ``pairs`` are high at each percentage: rounded, at least one.
+    """Return how many of ``pairs`` are high at each percentage: rounded, at least one.
 
     Example:
         >>> high_counts(8128, (1, 2, 5))
@@ -97,16 +100,16 @@ def high_counts(pairs: int, percents: Sequence[float]) -> list[int]:
 
 
 def select_high(values: np.ndarray, counts: Sequence[int], norms: np.ndarray, pairs: Pairs, key: int = 0) -> np.ndarray:
-    """The indices of each head's highest pairs.
+    """Return the indices of each head's highest pairs.
 
-    Ties at a threshold are broken by a shuffle of the pairs that the text's key alone determines: a head of equal
-    outputs gives chance, without a leaning to near or early pairs.
+    Ties at a threshold are broken by a shuffle of the pairs that depends on the text's key alone. A head of equal
+    outputs is therefore at chance, with no preference for near or early pairs.
 
     Args:
         values, norms: from :func:`pair_values`.
-        counts: how many, ascending.
+        counts: how many to select, ascending.
         pairs: :func:`pairs_of` n.
-        key: of the text, 64 bits.
+        key: 64 bits of the text.
 
     Returns:
         (H, counts[-1]) indices into the pairs; the first ``counts[0]`` of a row are its highest, and so on.
@@ -114,21 +117,22 @@ def select_high(values: np.ndarray, counts: Sequence[int], norms: np.ndarray, pa
     bound = _lower_bound(values, counts[-1])
     widest = TIE * _largest_product(norms)
     picked = _candidates(values, bound, widest, counts)
-    if picked is None:  # the sample misjudged a head, or ties may reach below it
+    if picked is None:  # the sample's bound was too high for a head, or ties may lie below it
         exact = np.partition(values, values.shape[1] - counts[-1], axis=1)[:, values.shape[1] - counts[-1]]
         picked = _candidates(values, exact - 2 * widest, widest, counts)
+        assert picked is not None  # the bound is exact
     value, pair, thresholds = picked
     near = _ties(value, pair, thresholds, norms, pairs)
     heads = len(values)
     level = np.zeros((heads, counts[-1]), dtype=np.int8)
-    for place in range(len(counts) - 1, -1, -1):  # from many to few, each among the last
-        its = near[place]
-        taken = (value > thresholds[:, place : place + 1]) | its
-        if np.count_nonzero(taken) > heads * counts[place]:
-            taken ^= its
-            _drop_excess(its, pair, counts[place] - taken.sum(1), pairs, key)
-            taken |= its
-        if place == len(counts) - 1:
+    for step in range(len(counts) - 1, -1, -1):  # from many to few, each among the one before
+        ties = near[step]
+        taken = (value > thresholds[:, step : step + 1]) | ties
+        if np.count_nonzero(taken) > heads * counts[step]:
+            taken ^= ties
+            _drop_excess(ties, pair, counts[step] - taken.sum(1), pairs, key)
+            taken |= ties
+        if step == len(counts) - 1:
             near = [each[taken].reshape(heads, -1) for each in near]
             value, pair = value[taken].reshape(heads, -1), pair[taken].reshape(heads, -1)
         else:
@@ -141,29 +145,28 @@ def select_high(values: np.ndarray, counts: Sequence[int], norms: np.ndarray, pa
 def _ties(
     value: np.ndarray, pair: np.ndarray, thresholds: np.ndarray, norms: np.ndarray, pairs: Pairs
 ) -> list[np.ndarray]:
-    """For each threshold, bool (H, C): which candidates tie with it, each by its own tokens' norms.
+    """For each threshold, bool (H, C): which candidates tie with it, by the norms of their own tokens.
 
-    So a token of far greater norm than the others makes no ties of them. Thresholds that lie in one tie have one tie
-    to share.
+    A token of far greater norm therefore makes no ties of the others. Thresholds within one tie share that tie.
     """
     row = np.arange(len(value))[:, None]
     width = (TIE * norms[row, pairs[0][pair]] * norms[row, pairs[1][pair]]).astype(value.dtype)
     near = [np.abs(value - each[:, None]) <= width for each in thresholds.T]
-    places = range(len(near) - 1)
-    for place, other in [(place, place + 1) for place in reversed(places)] + [(place + 1, place) for place in places]:
-        joined = (near[place] & near[other]).any(1)
+    steps = range(len(near) - 1)
+    for one, other in [(step, step + 1) for step in reversed(steps)] + [(step + 1, step) for step in steps]:
+        joined = (near[one] & near[other]).any(1)
         if joined.any():
-            near[place] |= near[other] & joined[:, None]
+            near[one] |= near[other] & joined[:, None]
     return near
 
 
 def _largest_product(norms: np.ndarray) -> np.ndarray:
-    """(H,): of two tokens' norms (H, n)."""
+    """(H,): the product of the two largest norms (H, n)."""
     return np.partition(norms, norms.shape[1] - 2, axis=1)[:, -2:].prod(1)
 
 
 def _lower_bound(values: np.ndarray, count: int) -> np.ndarray:
-    """(H,): what nearly always is below a head's ``count`` highest pairs, from every sixteenth of them."""
+    """(H,): a value that is nearly always below a head's ``count`` highest pairs, from every sixteenth pair."""
     heads, pairs = values.shape
     if pairs < 2048:
         return np.full(heads, -np.inf, dtype=values.dtype)
@@ -176,9 +179,9 @@ def _lower_bound(values: np.ndarray, count: int) -> np.ndarray:
 def _candidates(
     values: np.ndarray, bound: np.ndarray, widest: np.ndarray, counts: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Values from ``bound`` on and their pairs, (H, C) filled up with -inf, and the thresholds (H, P) of the counts.
+    """Values from ``bound`` on and their pairs, (H, C) padded with -inf, and the thresholds (H, P) of the counts.
 
-    None where they are not all that a selection needs: what lies less than ``widest`` below the last one may tie.
+    None where a selection may need lower values: those less than ``widest`` below the last threshold may tie with it.
     """
     heads, total = values.shape
     if np.isneginf(bound).all():
@@ -186,15 +189,15 @@ def _candidates(
     else:
         flat = np.flatnonzero(values >= bound[:, None])
         starts = np.arange(heads + 1) * total
-        found = np.diff(np.searchsorted(flat, starts))
-        if (found < counts[-1]).any():
+        sizes = np.diff(np.searchsorted(flat, starts))
+        if (sizes < counts[-1]).any():
             return None
-        filled = np.arange(found.max()) < found[:, None]
+        filled = np.arange(sizes.max()) < sizes[:, None]
         value, pair = np.full(filled.shape, -np.inf, dtype=values.dtype), np.zeros(filled.shape, dtype=np.int64)
         value[filled], pair[filled] = values.ravel()[flat], flat
         pair -= starts[:-1, None] * filled
-    places = [value.shape[1] - count for count in counts]
-    thresholds = np.partition(value, sorted(set(places)), axis=1)[:, places]
+    ranks = [value.shape[1] - count for count in counts]
+    thresholds = np.partition(value, sorted(set(ranks)), axis=1)[:, ranks]
     return None if (bound > thresholds[:, -1] - widest).any() else (value, pair, thresholds)
 
 
@@ -211,7 +214,7 @@ def _drop_excess(near: np.ndarray, pair: np.ndarray, wanted: np.ndarray, pairs: 
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64: every bit of the result hangs on every bit of ``x``."""
+    """The finaliser of splitmix64: every bit of the result depends on every bit of ``x``."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

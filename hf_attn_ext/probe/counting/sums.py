@@ -1,4 +1,4 @@
-"""Streamed sums with a Poisson bootstrap over texts or documents: memory that no corpus changes, merged by adding."""
+"""Streamed sums with a Poisson bootstrap over texts or documents: constant memory, merged by adding."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hf_attn_ext.errors import AttnExtError
 class Sums:
     """Named float64 arrays (R + 1, ...): the sum over texts, and R sums with each text's Poisson weights.
 
-    A text's weights come from its tokens, or its document's name, and a seed (see :func:`.texts.make_text`), so that
-    the replicates, as the sums, do not depend on batches, order or processes. ``Poisson(1)`` weights are the streamed
-    form of drawing texts with replacement; texts of one document are drawn together.
+    A text's weights depend on its tokens, or its document's name, and a seed (see :func:`.texts.make_text`). Sums and
+    replicates therefore do not depend on batches, order or processes. ``Poisson(1)`` weights are the streaming form of
+    drawing texts with replacement; texts of one document are drawn together.
 
     Args:
-        replicates: R.
+        replicates: R, the number of bootstrap replicates.
 
     Example:
         >>> sums = Sums(replicates=2)
@@ -39,10 +39,11 @@ class Sums:
 
     @property
     def nbytes(self) -> int:
+        """Memory of all sums in bytes."""
         return sum(each.nbytes for each in self._sums.values())
 
     def add(self, name: str, weights: np.ndarray, values: np.ndarray) -> None:
-        """Add texts: weights (B, R + 1), values (B, ...)."""
+        """Add B texts: weights (B, R + 1), values (B, ...)."""
         shape = values.shape[1:]
         total = weights.T @ values.reshape(len(values), -1)
         if name not in self._sums:
@@ -50,7 +51,11 @@ class Sums:
         self._sums[name] += total.reshape(self.replicates + 1, *shape)
 
     def merge(self, other: Sums) -> None:
-        """Add another's sums."""
+        """Add the sums of ``other``.
+
+        Raises:
+            AttnExtError: arrays of one name differ in shape.
+        """
         for name, value in other._sums.items():
             if name in self._sums:
                 if self._sums[name].shape != value.shape:
@@ -60,20 +65,22 @@ class Sums:
                 self._sums[name] = value.copy()
 
     def state_dict(self) -> dict[str, np.ndarray]:
+        """Return copies of the arrays by name."""
         return {name: value.copy() for name, value in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace all sums by those of ``state``."""
         self._sums = {name: np.array(value, dtype=np.float64) for name, value in state.items()}
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """``above / below`` with NaN where nothing was counted."""
+    """Return ``above / below``, NaN where ``below`` is 0."""
     below = np.broadcast_to(below, above.shape)
     return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
 
 
 def interval(replicates: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """(..., 2): 95% bounds, value -+ 1.96 bootstrap standard errors, from replicates (R, ...)."""
+    """Return 95% bounds (..., 2): value -+ 1.96 bootstrap standard errors, from replicates (R, ...)."""
     known = np.isfinite(replicates)
     count = known.sum(0)
     centre = np.where(known, replicates, 0.0).sum(0) / np.maximum(count, 1)
@@ -83,15 +90,17 @@ def interval(replicates: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 def drawn_as_one(counts: np.ndarray) -> bool:
-    """Whether texts (R + 1,), how many there are and how many each replicate has, were all drawn together.
+    """Return whether all texts were drawn together, as a single text, copies of one, and texts of one document are.
 
-    So are one text, copies of one, and texts of one document: every replicate has a whole multiple of them, and all
-    ratios are the same, which says nothing of other texts.
+    Every replicate then has a whole multiple of the texts and the same ratios, which says nothing about other texts.
+
+    Args:
+        counts: (R + 1,) numbers of texts: in the sum, and in each replicate.
     """
     return bool((counts[1:] % max(counts[0], 1.0) == 0).all())
 
 
 def equal_draws(counts: np.ndarray) -> float:
-    """How many equal documents these would be, from the same counts: Kish's effective number, from the replicates."""
+    """Return Kish's effective number of documents, from the counts (R + 1,) of :func:`drawn_as_one`."""
     spread = ((counts[1:] - counts[0]) ** 2).mean()
     return float(counts[0] ** 2 / spread) if spread else float("inf")

@@ -35,6 +35,7 @@ class Region(HeadStatistic):
 
     def count(self, rows: AttentionRows) -> np.ndarray:
         text, chosen = rows.text, rows.high.index
+        assert chosen is not None  # high pairs have numbers
         heads, length, pairs = len(chosen), text.length, len(text.pairs[0])
         first, second, _ = text.pairs
         gaps = (second - first).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Statistics over a stream of forward passes, in constant memory.
+"""From texts and forward passes to results: feeding, counting layer by layer in constant memory, summarising.
 
-Imports :mod:`hf_attn_ext.integration` and ``probe.corpus``; a report may not come in here.
+Imports :mod:`hf_attn_ext.probe.counting`, :mod:`hf_attn_ext.probe.statistics` and their results.
 """

@@ -1,4 +1,4 @@
-"""Whole similarity matrices, kept pass by pass, for ``keep=("matrices",)``."""
+"""Full similarity matrices of every pass, for ``keep=("matrices",)``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class KeptMatrices:
 
     Args:
         layers: numbers of the layers that are kept.
-        wanted: whether matrices are kept at all.
+        wanted: whether matrices are kept.
     """
 
     def __init__(self, layers: list[int], wanted: bool) -> None:
@@ -25,6 +25,7 @@ class KeptMatrices:
         self._lock = threading.Lock()
 
     def add(self, forward: ForwardPass, of_layer: dict[int, Tensor]) -> None:
+        """Keep the matrices (B, H, N, N) of one pass, by layer."""
         with self._lock:
             self._passes.append((forward, of_layer))
 
@@ -40,9 +41,10 @@ class KeptMatrices:
         """See :meth:`.probe.ContextSimilarityProbe.tokens`."""
         self._check_wanted()
         self._check_seen()
-        ids = [forward.input_ids for forward, _ in self._passes]
-        mask = _joined([forward.attention_mask for forward, _ in self._passes])
-        return (None if any(each is None for each in ids) else _joined(ids)), mask
+        passes = [forward for forward, _ in self._passes]
+        ids = [forward.input_ids for forward in passes if forward.input_ids is not None]
+        mask = _joined([forward.attention_mask for forward in passes if forward.attention_mask is not None])
+        return _joined(ids) if len(ids) == len(passes) else None, mask
 
     def _check_wanted(self) -> None:
         if not self.wanted:
@@ -56,7 +58,7 @@ class KeptMatrices:
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """Along the batch, the other axes filled up with zeros at the end; a single part as it is."""
+    """Concatenate along the batch, the other axes padded with zeros at the end."""
     if len(parts) == 1:
         return parts[0]
     longest = max(part.shape[-1] for part in parts)

@@ -1,4 +1,4 @@
-"""Statistics that are added must be of one model."""
+"""A check that all statistics of a probe come from one model."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from hf_attn_ext.integration.base_models.readable_layers import Layer
 
 
 class SeenModel:
-    """The model that statistics are of, as it was when the first of them were taken."""
+    """The model of a probe, as it was when its first statistics were taken.
+
+    Args:
+        model: the model.
+        layers: the layers that the probe looks at.
+    """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         self._model, self._layers = model, layers
         self._first: dict[str, str] | None = None
 
     def fingerprint(self) -> dict[str, str]:
-        """Its fingerprint then; of now, where there are no statistics yet."""
+        """Return the fingerprint at the first statistics; the present one where there are none yet."""
         return self._first or fingerprint(self._model, self._layers)
 
     def check_unchanged(self) -> None:
-        """Raise where it is not what it was."""
+        """Raise AttnExtError if the model has changed since the first statistics."""
         now = fingerprint(self._model, self._layers)
-        for what, its in (self._first or now).items():
-            if now[what] != its:
+        for what, before in (self._first or now).items():
+            if now[what] != before:
                 raise AttnExtError(
                     f"the model has other {what} than when this probe first saw it: its statistics would be of two "
                     "models; make another probe"
@@ -34,11 +39,11 @@ class SeenModel:
         self.hold()
 
     def hold(self) -> None:
-        """From now on there are statistics of it."""
+        """Record the present fingerprint as that of the first statistics."""
         self._first = self.fingerprint()
 
     def check_same(self, other: Mapping[str, str]) -> None:
-        """Raise where a fingerprint is another model's."""
-        for what, its in self.fingerprint().items():
-            if other.get(what) != its:
+        """Raise AttnExtError if ``other`` is the fingerprint of another model."""
+        for what, own in self.fingerprint().items():
+            if other.get(what) != own:
                 raise AttnExtError(f"the statistics are of another model, of other {what}: they cannot be added")

@@ -1,4 +1,4 @@
-"""Streamed statistics of forward passes: prepare a pass's texts, count layer by layer, commit when the pass is over."""
+"""Streaming statistics of forward passes: prepare a pass's texts, count layer by layer, commit at its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import threading
 import uuid
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,19 +27,24 @@ from hf_attn_ext.probe.statistics import list_statistics, statistic_named
 
 COUNTS = ("texts", "skipped", "tokens", "special", "padding", "pairs", "sentences", "words", "sampled")
 
-# The annotation of the batch that each thread feeds; any probe that sees the batch may use it.
+# The annotation of the batch that each thread feeds; every probe that sees the batch may use it.
 _FED = threading.local()
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What statistics depend on; two probes merge only where these are equal.
+    """The settings that statistics depend on; two probes merge only where they are equal.
 
     Attributes:
-        projected: heads are read at output projections.
-        shuffle_tokens, segments: of the texts that were fed, None before; segments are ``"sentences"``, or the strings
-            that end one.
-        resampled: likewise, what the bootstrap draws: ``"texts"``, or the ``"documents"`` that they are of.
+        layers, heads: numbers of the layers and heads.
+        percents: which pairs are high.
+        replicates: of the bootstrap.
+        sample: share of texts for controls and attention maps.
+        controls, separators, seed: as :class:`.ContextSimilarityProbe` takes them.
+        projected: whether heads are read at output projections.
+        shuffle_tokens: whether the texts' tokens were shuffled; None before any text was fed.
+        segments: ``"sentences"``, or the strings that end a segment; None before any text was fed.
+        resampled: what the bootstrap draws, ``"texts"`` or ``"documents"``; None before any text was fed.
     """
 
     layers: tuple[int, ...]
@@ -60,11 +66,11 @@ _OF_TEXTS = ("shuffle_tokens", "segments", "resampled")
 
 @dataclasses.dataclass
 class _Pass:
-    """A pass that is not over: its texts, and what its layers have given.
+    """An unfinished pass: its texts, and what was counted so far.
 
     Attributes:
         parts: by group of texts and name, one array per text; sums with a bootstrap.
-        plain: by name, sums over texts without one.
+        plain: by name, sums over texts without a bootstrap.
     """
 
     texts: list[Text]
@@ -74,7 +80,13 @@ class _Pass:
 
 
 class Stream:
-    """The statistics of one probe."""
+    """The sums behind the statistics of one probe.
+
+    Args:
+        settings: see :class:`Settings`.
+        special_ids: token ids that are left out.
+        separator_ids: token ids of the separators, or None where they are not known.
+    """
 
     def __init__(self, settings: Settings, special_ids: set[int], separator_ids: set[int] | None) -> None:
         self.settings = settings
@@ -85,17 +97,18 @@ class Stream:
         self.clear()
 
     def clear(self) -> None:
-        self.origins: set[str] = set()  # of what was counted: no text must be counted twice
+        """Forget what was counted."""
+        self.origins: set[str] = set()  # where the sums come from: no text may be counted twice
         self._own = uuid.uuid4().hex
         self.sums = Sums(self.settings.replicates)
         self.plain = Sums(0)
         self.counts = dict.fromkeys(COUNTS, 0)
 
     def feeding(self, **how: Any) -> None:
-        """Note how texts are fed, by the names of :class:`Settings`.
+        """Record how texts are fed, by the names of :class:`Settings`.
 
         Raises:
-            AttnExtError: others were fed before, of another kind.
+            AttnExtError: texts were fed in another way before.
         """
         for name, value in how.items():
             before = getattr(self.settings, name)
@@ -107,14 +120,14 @@ class Stream:
 
     def on_layer(self, call: HeadOutputs) -> None:
         """Count one layer's heads."""
-        one: _Pass = call.forward.notes.get(self)
-        if one is None:
-            one = call.forward.notes[self] = self._begin(call.forward)
+        if self not in call.forward.notes:
+            call.forward.notes[self] = self._begin(call.forward)
+        one: _Pass = call.forward.notes[self]
         heads = list(self.settings.heads)
         if self.settings.sample and call.query is not None:
-            check_followed(call)  # before the first text of the sample comes
+            check_followed(call)  # before the first text of the sample
         for text in one.texts:
-            outputs = _rows(call.output[text.row], text.places)
+            outputs = _rows(call.output[text.row], text.positions)
             outputs = outputs if len(heads) == outputs.shape[0] else outputs[heads]
             high = PairSet.at(text, high_pairs(outputs, text))
             self._count_pairs(one, "dot", call.layer.index, high)
@@ -122,7 +135,7 @@ class Stream:
                 self._sampled(one, call, outputs, high)
 
     def on_end(self, forward: ForwardPass) -> None:
-        """Commit a pass that has come to its end; one that was broken off leaves no trace."""
+        """Commit a pass at its end; a pass that was broken off changes nothing."""
         one: _Pass | None = forward.notes.pop(self, None)
         if one is None:
             return
@@ -166,9 +179,9 @@ class Stream:
             heads = list(self.settings.heads[group])
             attention = attention_map(call, text.row, heads).cpu()
             if "attention" in controls:
-                pairs.append(high_pairs(_rows(attention, text.places), text))
+                pairs.append(high_pairs(_rows(attention, text.positions), text))
             seen = visible if len(visible) == 1 else visible[heads]
-            rows = AttentionRows(text, attention.numpy(), seen, PairSet.at(text, high.index[group]))
+            rows = AttentionRows(text, attention.numpy(), seen, high.of_heads(group))
             counted.append(rows.counted.sum(1))
             for kind in kinds:
                 counts[kind.name].append(kind.count(rows))
@@ -183,6 +196,7 @@ class Stream:
             raise AttnExtError(
                 "the pass was given embeddings: without token ids no statistics; give input_ids, or keep=('matrices',)"
             )
+        assert forward.attention_mask is not None  # a pass with token ids has one
         ids, mask = forward.input_ids.cpu().numpy(), forward.attention_mask.cpu().numpy()
         known = _annotation_of(forward)
         special = np.isin(ids, self.special_ids) if known is None else known.special | np.isin(ids, self.special_ids)
@@ -190,23 +204,23 @@ class Stream:
         counts = dict.fromkeys(COUNTS, 0)
         texts = []
         for row in range(len(ids)):
-            places = np.flatnonzero(mask[row] & ~special[row])
-            counts["tokens"] += len(places)
+            positions = np.flatnonzero(mask[row] & ~special[row])
+            counts["tokens"] += len(positions)
             counts["special"] += int((mask[row] & special[row]).sum())
             counts["padding"] += int((~mask[row]).sum())
             if known is not None:
-                counts["sentences"] += len(np.unique(known.sentences[row, places]))
-                counts["words"] += len(np.unique(known.words[row, places]))
-            if len(places) < 2:
+                counts["sentences"] += len(np.unique(known.sentences[row, positions]))
+                counts["words"] += len(np.unique(known.words[row, positions]))
+            if len(positions) < 2:
                 counts["skipped"] += 1
                 continue
             text = make_text(
                 row,
-                ids[row, places],
-                places,
+                ids[row, positions],
+                positions,
                 np.flatnonzero(mask[row] & special[row]),
-                None if known is None else known.sentences[row, places],
-                None if separates is None else separates[row, places],
+                None if known is None else known.sentences[row, positions],
+                None if separates is None else separates[row, positions],
                 self.settings.percents,
                 self.settings.replicates,
                 len(self.settings.heads),
@@ -223,7 +237,7 @@ class Stream:
         return one
 
     def _count_text(self, one: _Pass, text: Text) -> None:
-        """Count what does not depend on the model: the chance levels, and what ratios are taken over."""
+        """Count what does not depend on the model: chance levels and denominators."""
         groups = ["all", "sample"] if text.in_sample(self.settings.sample) else ["all"]
         for kind in self.kinds:
             if kind.counted_as is None:
@@ -237,6 +251,7 @@ class Stream:
             one.plain["rows"] += text.length
 
     def state_dict(self) -> dict[str, Any]:
+        """Return settings, counts and sums, for a file or another process."""
         with self.lock:
             return {
                 "settings": dataclasses.asdict(self.settings),
@@ -248,17 +263,17 @@ class Stream:
             }
 
     def load(self, states: list[dict[str, Any]]) -> None:
-        """Put the sum of states in place of what was counted."""
+        """Replace what was counted by the sum of ``states``."""
         with self.lock:
             self.clear()
         for state in states:
             self.merge(state)
 
-    def merge(self, state: dict[str, Any]) -> None:
+    def merge(self, state: Mapping[str, Any]) -> None:
         """Add the statistics of another stream, such as another process's.
 
         Raises:
-            AttnExtError: taken under other settings, or counted here already.
+            AttnExtError: not a state, taken under other settings or of other statistics, or counted here already.
         """
         try:
             theirs = {name: _tuple(state["settings"][name]) for name in dataclasses.asdict(self.settings)}
@@ -274,11 +289,11 @@ class Stream:
             raise AttnExtError(f"this is no state of a probe: {short(state)} ({short(error)})") from error
         fed_so = {}
         for name, value in dataclasses.asdict(self.settings).items():
-            its = theirs[name]
-            if name in _OF_TEXTS and None in (value, its):  # one of the two was fed nothing
-                fed_so[name] = its if value is None else value
-            elif its != value:
-                raise AttnExtError(f"the states differ in {name}: {value!r} here, {its!r} there")
+            other = theirs[name]
+            if name in _OF_TEXTS and None in (value, other):  # one of the two was fed nothing
+                fed_so[name] = other if value is None else value
+            elif other != value:
+                raise AttnExtError(f"the states differ in {name}: {value!r} here, {other!r} there")
         if kinds != [kind.name for kind in self.kinds]:
             different = sorted({kind.name for kind in self.kinds} ^ set(kinds))
             raise AttnExtError(
@@ -300,21 +315,24 @@ class Stream:
 
 
 def fed(annotation: Annotation | None) -> None:
-    """Say which batch this thread is feeding."""
+    """Set the annotation of the batch that this thread feeds, None for no batch."""
     _FED.annotation = annotation
 
 
 def _annotation_of(forward: ForwardPass) -> Annotation | None:
     known: Annotation | None = getattr(_FED, "annotation", None)
-    if known is None or known.input_ids.shape != forward.input_ids.shape:
+    ids = forward.input_ids
+    if known is None or ids is None or known.input_ids.shape != ids.shape:
         return None
-    return known if torch.equal(known.input_ids, forward.input_ids.cpu()) else None
+    return known if torch.equal(known.input_ids, ids.cpu()) else None
 
 
-def _rows(x: torch.Tensor, places: np.ndarray) -> torch.Tensor:
-    """(H, n, d) at ``places``, as a view where they are neighbours."""
-    first, last = int(places[0]), int(places[-1])
-    return x[:, first : last + 1] if last - first + 1 == len(places) else x[:, torch.from_numpy(places).to(x.device)]
+def _rows(x: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
+    """(H, n, d) at ``positions``, as a view where they are contiguous."""
+    first, last = int(positions[0]), int(positions[-1])
+    if last - first + 1 == len(positions):
+        return x[:, first : last + 1]
+    return x[:, torch.from_numpy(positions).to(x.device)]
 
 
 def _tuple(value: Any) -> Any:
