@@ -1,7 +1,9 @@
 """``accelerate launch -m hf_attn_ext.distill --config FILE``: convert a model and train it.
 
-A thin entry over :func:`hf_attn_ext.training.distill`. Two processes on CPU:
+A thin entry point for :func:`hf_attn_ext.training.distill`. Two processes on CPU:
 ``ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m hf_attn_ext.distill --config FILE``.
+
+The module can also be called like that function: ``hax.distill(config)``.
 """
 
 from __future__ import annotations
@@ -9,22 +11,44 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import types
 from collections.abc import Sequence
+from typing import Any
 
 from .errors import AttnExtError
 
 
+class _CallableModule(types.ModuleType):
+    """A module that can be called: the name ``hf_attn_ext.distill`` is both the command and the function."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Call :func:`hf_attn_ext.training.distill`."""
+        from .training import distill
+
+        return distill(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 2 a mistake of the user (one line on stderr).
+    """Run the command line.
+
+    Returns:
+        The exit code: 0, or 2 for a mistake of the user, with one line on stderr.
 
     Example:
         >>> main(["--config", "no-such-file.yaml"])  # doctest: +SKIP
         2
     """
     parser = argparse.ArgumentParser(prog="python -m hf_attn_ext.distill", description=__doc__.splitlines()[0])
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML, see configs/distill/")
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, see configs/distill/")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="wins over the file; repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="a setting that overrides the file; repeatable",
     )
     options = parser.parse_args(arguments)
 

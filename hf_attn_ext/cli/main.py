@@ -15,9 +15,11 @@ from typing import Annotated, Any
 
 import typer
 
+from hf_attn_ext._version import __version__
 from hf_attn_ext.errors import AttnExtError
 
 from .commands import bench, build, card, convert, distill, doctor, evaluate, list_names, lm_eval, mask, probe, push
+from .start import execute_package
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -31,17 +33,13 @@ app = typer.Typer(
 )
 
 
-def _execute_package() -> None:
-    """Execute the package's ``__init__`` where the launcher left that for later."""
-    package = sys.modules[__name__.partition(".")[0]]
-    if not hasattr(package, "__version__"):
-        package.__spec__.loader.exec_module(package)
+def _add(name: str, command: Callable[..., None], to: typer.Typer = app, execute: bool = True, **options: Any) -> None:
+    """Add a command; ``execute`` imports the whole package, with torch and transformers, before it runs."""
 
-
-def _add(name: str, command: Callable[..., None], to: typer.Typer = app, **options: Any) -> None:
     @functools.wraps(command)
     def run(*arguments: Any, **chosen: Any) -> None:
-        _execute_package()
+        if execute:
+            execute_package()
         command(*arguments, **chosen)
 
     to.command(name, **options)(run)
@@ -55,7 +53,7 @@ _add("probe", probe.probe)
 _add("card", card.card)
 _add("push", push.push)
 _add("build", build.build)
-_add("list", list_names.list_names)
+_add("list", list_names.list_names, execute=False)
 _add("doctor", doctor.doctor)
 
 _add("bench", bench.bench, context_settings=bench.PASS_ON)
@@ -82,12 +80,9 @@ def _root(
     ] = None,
 ) -> None:
     for name in modules or ():
-        _execute_package()
+        execute_package()
         _import_module(name)
     if version:
-        _execute_package()
-        from hf_attn_ext import __version__
-
         typer.echo(f"hf-attn-ext {__version__}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -16,6 +16,7 @@ from .config import (
     TrainConfig,
     load_config,
 )
+from .distill_kernels import KernelDistillation, distill_kernels
 from .pipeline import DistillResult, distill
 from .results import results_table
 from .stages.finetune import evaluate_task
@@ -29,6 +30,7 @@ __all__ = [
     "DataConfig",
     "DistillConfig",
     "DistillResult",
+    "KernelDistillation",
     "LabelLoss",
     "ModelConfig",
     "OutputConfig",
@@ -41,6 +43,7 @@ __all__ = [
     "attention_losses",
     "butterfly_embeddings",
     "distill",
+    "distill_kernels",
     "distillation_loss",
     "evaluate_task",
     "evaluate_transfer",

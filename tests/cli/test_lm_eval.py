@@ -201,9 +201,7 @@ def test_mistakes_are_one_line(run, root, masked_lm, tmp_path):
     assert "'convertd' is no folder" in said("pretrained=convertd", *here).mistake()
     assert "config.json" in said(f"pretrained={tmp_path}", *here).mistake()
     shutil.copytree(root / "ours", tmp_path / "mute", ignore=shutil.ignore_patterns("*token*"))
-    assert (
-        "tokenizer" in said(f"pretrained={tmp_path / 'mute'}", *here).mistake()
-    )  # else an empty one
+    assert "tokenizer" in said(f"pretrained={tmp_path / 'mute'}", *here).mistake()  # else an empty one
     assert "--tasks" in said(ours).mistake()
     assert "pretrained=FOLDER" in said(None, *here).mistake()
     assert "'nowhere'" in said(ours, "--tasks", "x", "--include_path", "nowhere").mistake()

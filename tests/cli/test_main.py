@@ -11,6 +11,7 @@ import pytest
 import hf_attn_ext as hax
 from hf_attn_ext.cli import main
 from hf_attn_ext.cli.commands import list_names
+from hf_attn_ext.probe.statistics import list_statistics
 
 COMMANDS = ("convert", "distill", "evaluate", "lm-eval", "probe", "card", "push", "build", "list", "doctor")
 
@@ -129,3 +130,20 @@ def test_output_into_a_closed_pipe_is_quiet():
     )
     os.close(writer)
     assert done.stderr == ""
+
+
+def test_list_and_version_do_not_wait_for_torch_and_know_every_name():
+    code = (
+        "import sys; from hf_attn_ext_launcher import run\n"
+        "try: run()\n"
+        "except SystemExit as exit: print(exit.code, 'torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    for words, said in (
+        (["list", "kernels"], hax.list_kernels()),
+        (["list", "masks"], hax.list_masks()),
+        (["list", "statistics"], list_statistics()),
+        (["list", "models"], hax.supported_model_types()),
+        (["--version"], [f"hf-attn-ext {hax.__version__}"]),
+    ):
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+        assert done.stdout.splitlines() == [*said, "0 False False"], done.stderr

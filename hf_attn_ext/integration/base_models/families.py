@@ -1,12 +1,11 @@
 """Facts about model classes: the tested model families, attention modules, head layouts and causality.
 
-A family is one row of the table: to add one, add a row and its tests. Head classes are not listed. They are read from
+The tested families are in :mod:`hf_attn_ext.integration.model_types`. Head classes are not listed. They are read from
 Transformers' AutoModel mappings, so a head that a later release adds needs no change here.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Collection
@@ -19,38 +18,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.pytorch_utils import Conv1D
 
+from hf_attn_ext.integration.model_types import FAMILIES
 from hf_attn_ext.integration.names import TYPE_PREFIX
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """One supported model type.
-
-    Attributes:
-        model_type: the base model's ``config.model_type``.
-        attention: the class name of its self-attention modules, to which the conversion adds ``feature_map``.
-    """
-
-    model_type: str
-    attention: str
-
-
-FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        Family("bert", "BertSelfAttention"),
-        Family("roberta", "RobertaSelfAttention"),
-        Family("xlm-roberta", "XLMRobertaSelfAttention"),
-        Family("distilbert", "DistilBertSelfAttention"),
-        Family("electra", "ElectraSelfAttention"),
-        Family("gpt2", "GPT2Attention"),
-        Family("gpt_neox", "GPTNeoXAttention"),
-        Family("llama", "LlamaAttention"),
-        Family("qwen2", "Qwen2Attention"),
-        Family("qwen3", "Qwen3Attention"),
-        Family("mistral", "MistralAttention"),
-    )
-}
 
 # Names of the same numbers in Transformers' models, the most usual first.
 HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
@@ -168,10 +137,10 @@ def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     attention interface. Cross-attention is never included.
     """
     config: Any = model.config
-    family = FAMILIES.get(stock_type(config.model_type))
+    attention = FAMILIES.get(stock_type(config.model_type))
     modules = []
     for name, module in model.named_modules():
-        known = type(module).__name__ == family.attention if family else _calls_interface(type(module))
+        known = type(module).__name__ == attention if attention else _calls_interface(type(module))
         if known and not is_cross_attention(module):
             modules.append((name, module))
     return modules
