@@ -1,6 +1,6 @@
 """A learned affine map of queries and one of keys, in front of a feature map.
 
-Softmax does not see ``q -> A q, k -> A^-T k`` nor a shift of all keys; a kernel does, so it pays to learn
+Softmax is invariant to ``q -> A q, k -> A^-T k`` and to a shift of all keys. A kernel is not, so it helps to learn
 both. Source: ours.
 """
 
@@ -16,7 +16,7 @@ from .statistics import QKStatistics
 class AffineMap(nn.Module):
     """``x -> (x - shift) @ weight`` per head; starts as the identity.
 
-    Calling it folds it into the projection behind it, so that both cost one product:
+    Calling it multiplies it into the projection that follows, so that both cost one product:
 
         >>> affine = AffineMap(num_heads=2, head_dim=4)
         >>> weight, bias = affine(torch.randn(2, 4, 16))
@@ -34,7 +34,7 @@ class AffineMap(nn.Module):
         self.weight = nn.Parameter(torch.eye(head_dim).repeat(num_heads, 1, 1))
 
     def forward(self, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Fold: ``(x - shift) @ self.weight @ weight + bias`` as one weight and one bias for :func:`project`.
+        """Return ``(x - shift) @ self.weight @ weight + bias`` as one weight and one bias for :func:`project`.
 
         Args:
             weight: (H, d, R); None is the identity.
@@ -49,7 +49,16 @@ class AffineMap(nn.Module):
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x @ weight + bias`` per head, in one pass: (B, H, N, d), (H, d, R), (H, 1, R) or None to (B, H, N, R)."""
+    """Return ``x @ weight + bias`` per head, in one pass.
+
+    Args:
+        x: (B, H, N, d).
+        weight: (H, d, R).
+        bias: (H, 1, R), or None.
+
+    Returns:
+        (B, H, N, R).
+    """
     if bias is None:
         return x @ weight
     batch, heads, length, dim = x.shape
@@ -63,8 +72,8 @@ def balance(query_map: AffineMap, key_map: AffineMap, statistics: QKStatistics) 
     """Set both maps so that scores keep their softmax and mapped queries and keys have one covariance.
 
     With A = Cq^-1/2 U S^1/2 and B = Ck^-1/2 V S^1/2 from the SVD Cq^1/2 Ck^1/2 = U S V^T, ``(q A) . (k B) = q . k`` and
-    both covariances become the diagonal S, which is returned as (H, d, d). Keys are centred on their mean,
-    which softmax does not see.
+    both covariances become the diagonal S, which is returned as (H, d, d). Keys are centred on their mean, to which
+    softmax is invariant.
     """
     query_covariance, key_covariance = statistics.query_covariance, statistics.key_covariance
     u, s, vt = torch.linalg.svd(matrix_power(query_covariance, 0.5) @ matrix_power(key_covariance, 0.5))

@@ -1,4 +1,6 @@
-"""What every feature map is: per head and layer, queries and keys to features whose dot products are the kernel."""
+"""The base class of feature maps: they turn the queries and keys of a layer into features, whose dot products are the
+attention kernel.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ Side = Literal["query", "key"]
 
 
 class Features(NamedTuple):
-    """Features in factored form, ``phi = exp(log_scale) * values``, so that exponentials can be stabilised.
+    """Features as a product, ``phi = exp(log_scale) * values``, which keeps exponentials in range.
 
     Attributes:
-        log_scale: (B, H, N, G), or None for 0; G divides feature_dim, and feature ``j`` has the exponent ``j % G``.
-        values: (B, H, N, feature_dim), or None for 1, with G = feature_dim. Not both are None.
-        bound: group norms of ``values`` that bound the kernel, ``|values_q . values_k| <= bound_q . bound_k``, of
-            shape (B, H, N, M) with G = M or G = 1; None where they are all 1 with M = G, or, without ``log_scale``,
-            with M = 1. Only read where ``signed``.
+        log_scale: (B, H, N, G), or None for 0. G divides feature_dim; feature ``j`` has the exponent ``j % G``.
+        values: (B, H, N, feature_dim), or None for 1, with G = feature_dim. At least one of the two is a tensor.
+        bound: (B, H, N, M), group norms of ``values`` that bound the kernel, ``|values_q . values_k| <= bound_q .
+            bound_k``, with G = M or G = 1. None: they are all 1 with M = G, or with M = 1 if ``log_scale`` is None.
+            Only read for ``signed`` kernels.
     """
 
     log_scale: Tensor | None
@@ -33,9 +35,9 @@ class Features(NamedTuple):
 
 
 class SoftmaxFeatures(NamedTuple):
-    """A positive map written as ``softmax(x weight + bias)``, the form that the native op takes.
+    """A positive feature map as ``softmax(x weight + bias)``, the form that the native op computes.
 
-    A key's amplitude is ``norm_weight y norm_matrix y^T + total_weight logsumexp(x weight + bias)``, ``y = x - shift``.
+    The amplitude of a key is ``norm_weight y norm_matrix y^T + total_weight logsumexp(x weight + bias)``, ``y = x - shift``.
 
     Attributes:
         query_weight, key_weight: (H, d, F).
@@ -56,21 +58,23 @@ class SoftmaxFeatures(NamedTuple):
 
 
 class FeatureMap(nn.Module):
-    """Base class of all kernels: ``kernel(q, k) = phi_query(q) . phi_key(k)``.
+    """Base class of all attention kernels: ``kernel(q, k) = phi_query(q) . phi_key(k)``.
 
-    Subclasses implement :meth:`forward` and set ``signed``. Inputs arrive in float32 or float64 (the attention forms
-    see to that), already scaled so that the softmax the map stands in for is ``exp(q . k / sqrt(head_dim))``.
+    A subclass implements :meth:`forward` and sets ``signed``. Its inputs are float32 or float64, and scaled so that
+    the softmax to be approximated is ``exp(q . k / sqrt(head_dim))``.
 
     Args:
-        num_heads, head_dim, num_features: as in :func:`make_feature_map`.
-        feature_dim: the width of the features that :meth:`forward` returns.
-        rho: the floor of the normaliser, see ``attention/normaliser.py``; only used where ``signed``.
+        num_heads: H, attention heads of the layer.
+        head_dim: d, width of a head's queries and keys.
+        num_features: n, number of frequencies or projections.
+        feature_dim: F, width of the features that :meth:`forward` returns.
+        rho: floor of the normaliser, 0 to 1, see ``attention/normaliser.py``; only used for ``signed`` kernels.
 
     Attributes:
         kernel: the registered name.
         signed: True if features can be negative, so that their products may cancel; the normaliser then gets a floor.
-        uses_positions: True if features depend on where a token stands. :meth:`forward` and what :meth:`bind` returns
-            then take ``positions`` (B, N), int64, counted over real tokens from 0.
+        uses_positions: True if features depend on a token's position. :meth:`forward` and the function that
+            :meth:`bind` returns then take ``positions`` (B, N), int64, counted over real tokens from 0.
         stated_options: options that a configuration always states, also where they have their default.
         affine_maps: names of the submodules (:class:`~hf_attn_ext.attention.affine.AffineMap`) of queries and of keys
             that :func:`hf_attn_ext.fold` merges into a model's projections; None if there are none. A submodule may be
@@ -90,7 +94,7 @@ class FeatureMap(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # a class that overrides the map it inherits, but not what softmax_features says of that, is another map
+        # a class that overrides forward or bind, but not softmax_features, computes other features than those
         first = {
             name: next(number for number, owner in enumerate(cls.__mro__) if name in vars(owner))
             for name in ("softmax_features", "bind", "forward")
@@ -105,40 +109,54 @@ class FeatureMap(nn.Module):
         self.feature_dim, self.rho = feature_dim, rho
 
     def forward(self, x: Tensor, side: Side) -> Features:
-        """Map ``x`` (B, H, N, head_dim) to :class:`Features`; ``side`` says whether x are queries or keys."""
+        """Return the features of queries or keys.
+
+        Args:
+            x: (B, H, N, head_dim), float32 or float64.
+            side: "query" or "key".
+
+        Returns:
+            :class:`Features` of width ``feature_dim`` in the dtype of ``x``.
+        """
         raise NotImplementedError
 
     def bind(self, side: Side, dtype: torch.dtype) -> Callable[..., Features]:
-        """The map of one side for one call of attention, which applies it to block after block of ``dtype`` tokens.
+        """Return the feature map of one side, prepared for one attention call, which applies it to blocks of tokens.
 
-        A map that can prepare something once (fold matrices, cast parameters) overrides it.
+        Override it to do work once per call, such as multiplying matrices or casting parameters.
+
+        Args:
+            side: "query" or "key".
+            dtype: of the tokens.
+
+        Returns:
+            A function of ``x``, and of ``positions`` if ``uses_positions``, that returns what :meth:`forward` does.
         """
         if self.uses_positions:
             return lambda x, positions: self.forward(x, side, positions)
         return partial(self.forward, side=side)
 
     def softmax_features(self, dtype: torch.dtype) -> SoftmaxFeatures | None:
-        """The same map, both sides, as softmax features in ``dtype``; None for maps that are none.
+        """Return both sides of the map as softmax features in ``dtype``; None if it cannot be written so.
 
-        Not asked where a subclass overrides :meth:`forward` or :meth:`bind` and not this.
+        It is not used for a subclass that overrides :meth:`forward` or :meth:`bind` and not this method.
         """
         return None
 
     @classmethod
     def from_saved(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The kernel and the options that a saved configuration of this kernel means today.
+        """Return the kernel and the options that a saved configuration of this kernel means today.
 
-        Override it where a kernel or an option was renamed.
+        Override it when a kernel or an option was renamed.
         """
         return cls.kernel, dict(options)
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:
-        """Data-aware initialisation in place, from moments of real queries and keys. The base class leaves all
-        as is.
-        """
+        """Initialise the parameters in place from moments of real queries and keys; the base class changes nothing."""
 
     def extra_repr(self) -> str:
+        """Return the sizes that ``repr`` shows."""
         return (
             f"{self.num_heads} heads x {self.head_dim}, num_features={self.num_features}, "
             f"feature_dim={self.feature_dim}"
@@ -146,8 +164,9 @@ class FeatureMap(nn.Module):
 
 
 def softmax_and_log(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``softmax(x)`` over the last dimension, and ``logsumexp(x)`` (..., 1) at the price of two maxima."""
-    return _SoftmaxAndLog.apply(x)
+    """Return ``softmax(x)`` over the last dimension and ``logsumexp(x)`` (..., 1), which costs two maxima more."""
+    share, log = _SoftmaxAndLog.apply(x)
+    return share, log
 
 
 class _SoftmaxAndLog(torch.autograd.Function):

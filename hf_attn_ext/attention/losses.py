@@ -1,7 +1,7 @@
-"""How far a kernel's attention is from softmax attention, as losses. Every one is a *sum* over queries.
+"""Losses between a kernel's attention and softmax attention. Every loss is a *sum* over queries.
 
-Sums can be added over micro-batches and processes and divided once by the whole number, so accumulation and several
-processes give the very gradient of the big batch, whatever the padding.
+Sums can be added over micro-batches and processes and divided once by the total number of queries. Accumulation and
+several processes then give exactly the gradient of the large batch, for any padding.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from torch import Tensor
 
 from .feature_maps import FeatureMap
 from .ops import attention_weights
+from .softmax import masked_softmax
 
 # Signed kernels give weights below 0 and above 1; without this the "cross-entropy" falls below the teacher's entropy.
 WEIGHT_FLOOR = 1e-6
 
 
 class AttentionLosses(NamedTuple):
-    """Per query, (B, H, Q), in float32 (float64 for float64 inputs); 0 for queries that are padding.
+    """Losses per query, (B, H, Q), in float32 (float64 for float64 inputs); 0 for queries that are padding.
 
     Attributes:
         cross_entropy: of the kernel's weights under the softmax weights, in nats.
-        entropy: of the softmax weights (``None`` unless asked for); the difference is the KL divergence.
+        entropy: of the softmax weights, or None without ``with_entropy``; ``cross_entropy - entropy`` is the KL
+            divergence.
         squared_error: squared distance between the head's two outputs.
         squared_norm: squared length of the softmax output.
     """
@@ -46,10 +48,10 @@ def attention_losses(
     with_entropy: bool = False,
     causal: bool = False,
 ) -> AttentionLosses:
-    """Compare a head's kernel attention with its softmax attention, on the same queries, keys and values.
+    """Compare the kernel attention of each head with its softmax attention, on the same queries, keys and values.
 
     The cross-entropy is the paper's loss [P]. Negative kernel weights are raised to 1e-6 and the row is renormalised
-    before the logarithm; they get no gradient from it, which is why the output error is offered beside it [R].
+    before the logarithm. They get no gradient from it, so there is the output error as well [R].
 
     Args:
         query, key, value: (B, H, N, d), any floating dtype; computed in float32 at least.
@@ -107,16 +109,16 @@ def attention_backward(
     scale: float = 1.0,
     causal: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Add to the feature map's gradients those of ``scale * (cross_entropy * CE + sum_h output_error_h * |o - o*|^2)``.
+    """Add the gradient of ``scale * (cross_entropy * CE + sum_h output_error_h * |o - o*|^2)`` to the feature map's.
 
-    The same numbers as the backward pass of :func:`attention_losses`, its tested twin, in fewer passes over the
-    N x N matrices: both losses' gradients with respect to the kernel's weights are written down in closed form.
+    It gives the numbers of the backward pass of :func:`attention_losses`, in fewer passes over the N x N matrices: the
+    gradients of both losses with respect to the kernel's weights are computed in closed form.
 
     Args:
         query to query_mask: as in :func:`attention_losses`.
         cross_entropy: factor of the cross-entropy.
         output_error: factor of each head's squared error, a number or (H,).
-        scale: factor of the gradient, not of what is returned.
+        scale: factor of the gradient, not of the returned sums.
         causal: a query sees the keys up to its own position only.
 
     Returns:
@@ -178,16 +180,16 @@ def _prepare(
 def _visible(key: Tensor, key_padding_mask: Tensor | None, query_index: Tensor | None, causal: bool) -> Tensor | None:
     """Return which keys a query sees, a bool mask that broadcasts to (B, H, Q, N), or ``None`` for all.
 
-    In causal attention every query sees its own key, padded or not: padding on the left would have rows without any,
-    and not-a-number in them. Such rows are padding themselves and count nowhere.
+    In causal attention every query sees its own key, padded or not: with padding on the left, rows would be empty
+    otherwise. Such rows are padding themselves, and are not counted.
     """
     real = None if key_padding_mask is None else key_padding_mask[:, None, None]
     if not causal:
         return real
-    places = torch.arange(key.shape[2], device=key.device)
-    own = (places[None] if query_index is None else query_index)[:, None, :, None]
-    before = places <= own
-    return before if real is None else before & real | (places == own)
+    positions = torch.arange(key.shape[2], device=key.device)
+    own = (positions[None] if query_index is None else query_index)[:, None, :, None]
+    before = positions <= own
+    return before if real is None else before & real | (positions == own)
 
 
 def _kernel_weights(
@@ -210,7 +212,5 @@ def _kernel_weights(
 
 
 def _softmax_weights(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None) -> Tensor:
-    scores = (query * scaling) @ key.transpose(-1, -2)
-    if visible is not None:
-        scores = scores.masked_fill(~visible, float("-inf"))
-    return scores.softmax(-1)
+    # scaled before the product: N x d numbers instead of N x N
+    return masked_softmax((query * scaling) @ key.transpose(-1, -2), visible)

@@ -1,4 +1,4 @@
-"""What data-aware initialisations compute from moments of queries and keys."""
+"""Functions of the moments of queries and keys, for data-aware initialisation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from torch import Tensor
 
 
 def matrix_power(matrix: Tensor, exponent: float, floor: float = 1e-6) -> Tensor:
-    """Power of symmetric positive semidefinite matrices (..., d, d); eigenvalues below floor * largest are
-    lifted to it.
+    """Return a power of symmetric positive semidefinite matrices (..., d, d).
+
+    Eigenvalues below ``floor`` times the largest are raised to that value.
     """
     values, vectors = torch.linalg.eigh(matrix)
     lowest = values[..., -1:].clamp_min(torch.finfo(values.dtype).tiny) * floor
@@ -16,7 +17,7 @@ def matrix_power(matrix: Tensor, exponent: float, floor: float = 1e-6) -> Tensor
 
 
 def phase_scale(frequency: Tensor, moment: Tensor, spread: float) -> Tensor:
-    """(H, 1, 1): the factor on ``frequency`` (H, n, d) that makes the root mean square of its phases ``spread``."""
+    """Return the factor (H, 1, 1) of ``frequency`` (H, n, d) that gives its phases the root mean square ``spread``."""
     power = torch.einsum("hnd,hde,hne->hn", frequency.double().cpu(), moment, frequency.double().cpu()).mean(-1)
     scale = spread / power.clamp_min(torch.finfo(power.dtype).tiny).sqrt()
     return scale[:, None, None].to(frequency)

@@ -1,22 +1,22 @@
-"""How a kernel's weights are made to sum to one, and how its exponentials are kept in range. Source: ours.
+"""The normaliser of kernel attention, and the scaling that keeps its exponentials in range. Source: ours.
 
-Attention divides by ``den = phi(q) . sum_k phi(k)``. Two policies, chosen by the kernel's ``signed``:
+Attention divides by ``den = phi(q) . sum_k phi(k)``. There are two policies, chosen by the kernel's ``signed``:
 
 * **positive features** (hedgehog, performer, elu, uniform, flexformer_p): the sum itself.
-* **signed features** (flexformer_s, _n, _sq, rfa): sums of trigonometric features go negative (or, squared, to 0), and
-  a denominator near 0 ruins a model. The features come in groups (a cosine and its sine, say) whose norms m
-  bound the kernel, ``|phi(q) . phi(k)| <= m(q) . m(k)``. So
+* **signed features** (flexformer_s, _n, _c, _sq, rfa): sums of trigonometric features can be negative (or, squared, 0),
+  and a denominator close to 0 makes a model useless. The features form groups, such as a cosine and its sine, whose
+  norms m bound the kernel, ``|phi(q) . phi(k)| <= m(q) . m(k)``. So
 
       den = max(phi(q) . sum_k phi(k),  rho * m(q) . sum_k m(k))
 
-  costs linear time and bounds every output by ``max|v| / rho``: nothing can blow up. Where the floor acts, a row's
-  weights sum to less than one.
+  takes linear time and bounds every output by ``max|v| / rho``. If the floor applies, the weights of the row sum to
+  less than one.
 
-Exponentials: a token's largest exponent over its features is its *amplitude*. A query's amplitude cancels and is
-dropped. A key's is kept apart from its features and enters relative to the largest amplitude among the keys
-seen so far (the reference), so nothing overflows, in any order of the keys, and a key that comes later can never push
-an earlier one out of range. A row without any real key gives 0, and so does a query whose kernel with every key is
-below 1e-30 (float32) of the product of their largest features: float32 holds no ratio of such numbers.
+Exponentials: the *amplitude* of a token is its largest exponent over its features. A query's amplitude cancels and is
+dropped. A key's amplitude is stored separately from its features, and is used relative to the largest amplitude among
+the keys seen so far (the reference). So nothing overflows for any order of the keys, and a later key never pushes an
+earlier one out of range. A row without any real key gives 0. So does a query whose kernel with every key is below 1e-30
+(float32) of the product of their largest features, because float32 cannot represent the ratio of such numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stabilised(NamedTuple):
 
     Attributes:
         features: (B, H, N, F); exactly 0 where padded.
-        bound: (B, H, N, M), the group norms m on the same scale, or None where no floor is needed.
+        bound: (B, H, N, M), the group norms m on the same scale; None if no floor is needed.
         amplitude: (B, H, N); -inf where padded. None: 0 everywhere.
     """
 
@@ -44,10 +44,10 @@ class Stabilised(NamedTuple):
 
 
 def stabilise(part: Features, signed: bool, padded: Tensor | None = None) -> Stabilised:
-    """Split factored features into features in range and an amplitude a token.
+    """Split features into features in range and an amplitude per token.
 
     Args:
-        part: (B, H, N, .) factored features.
+        part: features (B, H, N, .) of queries or keys.
         signed: whether bounds are needed.
         padded: (B, 1, N, 1) bool, True = padding, or None.
     """
@@ -78,31 +78,31 @@ def stabilise(part: Features, signed: bool, padded: Tensor | None = None) -> Sta
 
 
 def relative(amplitude: Tensor, reference: Tensor) -> Tensor:
-    """``exp(amplitude - reference)``, where -inf is no key at all: 0, also relative to no key."""
+    """Return ``exp(amplitude - reference)``; an amplitude of -inf stands for no key and gives 0."""
     return (amplitude - torch.where(reference.isfinite(), reference, 0.0)).exp()
 
 
 def divide(weighted: Tensor, bound: Tensor | None, rho: float) -> Tensor:
-    """Return the numerator over the normaliser; 0 for a row without any key.
+    """Return the numerator divided by the normaliser; 0 for a row without any key.
 
     Args:
         weighted: (..., d_v + 1), the numerator and, last, the denominator.
-        bound: (..., 1), or None where no floor is needed.
+        bound: (..., 1), or None if no floor is needed.
         rho: the floor.
     """
     return weighted[..., :-1] / floored(weighted[..., -1:], bound, rho)
 
 
 def floored(denominator: Tensor, bound: Tensor | None, rho: float) -> Tensor:
-    """The normaliser: the denominator, or the floor where that is larger; 1 in place of 0."""
+    """Return the larger of the denominator and the floor; 1 for an empty row."""
     denominator = _larger(denominator, bound, rho)
-    # A row without any key: 0 / 1, with gradients of 0. So is a row whose kernel with every key is below 1e-30 of what
-    # query and key have with themselves: its quotient would be rounding, and its gradient not finite.
+    # A row without any key becomes 0 / 1, with gradients of 0. So does a row whose kernel with every key is below 1e-30
+    # of that of query and key with themselves: its quotient would be rounding, and its gradient not finite.
     return denominator.masked_fill(_is_empty(denominator), 1.0)
 
 
 def empty_rows(weighted: Tensor, bound: Tensor | None, rho: float) -> Tensor:
-    """Bool (...): the rows that :func:`divide` takes for rows without any key."""
+    """Return the rows, bool (...), that :func:`divide` treats as rows without any key."""
     return _is_empty(_larger(weighted.detach()[..., -1:], bound, rho)).squeeze(-1)
 
 

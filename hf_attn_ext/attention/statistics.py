@@ -1,4 +1,4 @@
-"""Moments and a sample of the queries and keys that a layer really sees; the ground of data-aware initialisation."""
+"""Moments and a sample of the queries and keys of a layer, for data-aware initialisation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLE_LIMIT = 2048
 
 
 class QKStatistics:
-    """Additive float64 moments of one layer's queries and keys, per head, and some of its keys.
+    """Additive float64 moments of a layer's queries and keys, per head, and a sample of its keys.
 
     Args:
         num_heads: H.
@@ -20,7 +20,7 @@ class QKStatistics:
 
     Attributes:
         count: number of real tokens seen.
-        key_sample: (H, S, d) float32 on the CPU: up to 64 keys of every update, evenly spaced, S at most 2,048.
+        key_sample: (H, S, d) float32 on the CPU: up to 64 keys of every update, evenly spaced; S is at most 2,048.
 
     Example:
         >>> statistics = QKStatistics(num_heads=2, head_dim=4)
@@ -52,13 +52,13 @@ class QKStatistics:
         keys = key.detach().transpose(1, 2).flatten(0, 1)
         if key_padding_mask is not None:
             keys = keys[key_padding_mask.bool().flatten()]
-        places = torch.linspace(0, max(len(keys) - 1, 0), min(len(keys), SAMPLE_PER_UPDATE), device=keys.device)
-        self._add_sample(keys[places.round().long()].transpose(0, 1).float().cpu())
+        indices = torch.linspace(0, max(len(keys) - 1, 0), min(len(keys), SAMPLE_PER_UPDATE), device=keys.device)
+        self._add_sample(keys[indices.round().long()].transpose(0, 1).float().cpu())
         batch, _, length, _ = query.shape
         self.count += batch * length if key_padding_mask is None else int(key_padding_mask.sum())
 
     def merge(self, other: QKStatistics) -> None:
-        """Add another layer-sized set of moments, such as another process's."""
+        """Add the moments of the same layer from elsewhere, such as another process."""
         self.count += other.count
         self._first += other._first
         self._second += other._second
@@ -69,33 +69,33 @@ class QKStatistics:
 
     @property
     def query_mean(self) -> Tensor:
-        """(H, d) float64."""
+        """Mean of the queries, (H, d) float64."""
         return self._mean(0)
 
     @property
     def key_mean(self) -> Tensor:
-        """(H, d) float64."""
+        """Mean of the keys, (H, d) float64."""
         return self._mean(1)
 
     @property
     def second_moment(self) -> Tensor:
-        """(H, d, d) float64: the mean of ``x x^T`` over queries and keys alike."""
+        """Mean of ``x x^T`` over queries and keys together, (H, d, d) float64."""
         self._mean(0)
         return self._second.mean(0) / self.count
 
     @property
     def query_covariance(self) -> Tensor:
-        """(H, d, d) float64."""
+        """Covariance of the queries, (H, d, d) float64."""
         return self._covariance(0)
 
     @property
     def key_covariance(self) -> Tensor:
-        """(H, d, d) float64."""
+        """Covariance of the keys, (H, d, d) float64."""
         return self._covariance(1)
 
     def _mean(self, side: int) -> Tensor:
         if not self.count:
-            raise AttnExtError("no token was seen: give calibrate at least one batch with a real token")
+            raise AttnExtError("the statistics hold no token: give calibrate at least one batch with a real token")
         return self._first[side] / self.count
 
     def _covariance(self, side: int) -> Tensor:

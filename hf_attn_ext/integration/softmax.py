@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.utils import output_capturing
 
+from hf_attn_ext.attention.softmax import masked_softmax
+
 from .modifiers import refuse_modifiers
 
 # Keywords that sdpa_attention_forward must not get a second time, or does not know.
@@ -106,9 +108,7 @@ def dense_attention(
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
-    weights = torch.softmax(scores, dim=-1)
+    weights = masked_softmax(scores, mask)
     if mask is not None and mask.dtype == torch.bool:
         weights = weights.masked_fill(~mask, 0.0)
     dropped = nn.functional.dropout(weights, p=dropout, training=module.training)

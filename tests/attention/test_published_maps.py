@@ -109,7 +109,7 @@ def test_cosformer_refuses_what_is_longer_than_max_length():
     q, k, v = tokens(3, 2, 1, 9, 2).unbind()
     mask = torch.ones(2, 9, dtype=torch.bool)
     for form in (linear_attention, naive_attention, lambda *x: causal_attention(*x)[0]):
-        with pytest.raises(AttnExtError, match="9 or more tokens, max_length is 8"):
+        with pytest.raises(AttnExtError, match="9 or more tokens, but max_length is 8"):
             form(q, k, v, fm)
     mask[:, 4] = False
     assert linear_attention(q, k, v, fm, key_padding_mask=mask).isfinite().all()

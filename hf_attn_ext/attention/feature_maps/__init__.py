@@ -1,12 +1,12 @@
-"""The feature maps that ship, one file a kernel; importing this package registers them all.
+"""The kernels of this package, one file each. Importing this folder registers them.
 
 flexformer_s, flexformer_n      the paper's stationary and nonstationary kernels
 flexformer_p                    positive features of learned frequencies, the default (ours)
 flexformer_c                    the same with complex frequencies (ours)
 flexformer_sq                   the squared kernel, never negative (ours)
-elu, cosformer, hedgehog,       the rivals
+elu, cosformer, hedgehog,       kernels from the literature
 performer, polaformer, rfa
-uniform                         the control without attention
+uniform                         the control: no attention, the average of all values
 """
 
 from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side

@@ -13,7 +13,7 @@ from hf_attn_ext.attention.registry import register_kernel
 from hf_attn_ext.errors import AttnExtError
 
 _FLOOR = 1e-6
-_LONGEST = 2**20  # in float32 neighbouring angles are still told apart
+_LONGEST = 2**20  # in float32 the angles of neighbours still differ
 
 
 @register_kernel("cosformer")
@@ -21,18 +21,18 @@ class Cosformer(FeatureMap):
     """``phi(x, i) = [r(x) cos(t i), r(x) sin(t i)]``, ``t = pi / (2 M)``, for the token at position i.
 
     The kernel is ``r(q).r(k) cos(t (i - j))``, positive while ``|i - j| < M``. r is ReLU plus 1e-6 (ours; the source
-    bounds the denominator by 1e-6): a query that has no positive channel, or shares none with a key, would divide by
-    0 without it, and averages the values by distance with it. No parameters; feature_dim is 2 head_dim whatever
-    ``num_features`` says. Queries and keys enter unscaled, as in the source.
+    bounds the denominator by 1e-6): without it, a query with no positive channel, or none in common with a key, would
+    divide by 0. With it, such a query averages the values by distance. There are no parameters; feature_dim is 2
+    head_dim for every ``num_features``. Queries and keys are not scaled, as in the source.
 
-    M is ``max_length`` (ours; the source takes each input's own length, which a causal model does not know). The cosine
-    leaves 1 only at distances comparable with M: set it to the longest input, not far above. From position M on
-    products could turn negative, so that is refused: on a CPU with :class:`AttnExtError`; on a GPU, and in a compiled
-    graph, by an assertion on the device, which no call waits for and after which the process cannot use that GPU.
+    M is ``max_length`` (ours; the source takes the length of each input, which a causal model does not know). The
+    cosine differs from 1 only at distances comparable with M: set it to the longest input, not far above. From
+    position M on products could be negative, so longer inputs raise an error: on a CPU an :class:`AttnExtError`; on a
+    GPU, and in a compiled graph, an assertion on the device, after which the process cannot use that GPU.
 
     Args:
         num_heads, head_dim, num_features, seed: see :func:`make_feature_map`; the last two are not used.
-        max_length: M, tokens that a sequence may have, padding not counted; 1 to 2**20.
+        max_length: M, the most tokens of a sequence, without padding; 1 to 2**20.
     """
 
     uses_positions = True
@@ -45,7 +45,7 @@ class Cosformer(FeatureMap):
         self.max_length = max_length
 
     def forward(self, x: Tensor, side: Side, positions: Tensor) -> Features:
-        """Map ``x`` (B, H, N, head_dim) at ``positions`` (B, N), int64, both sides alike."""
+        """Return the features of ``x`` (B, H, N, head_dim) at ``positions`` (B, N), int64; both sides are the same."""
         self._check(positions)
         angle = positions.to(x.dtype)[:, None, :, None] * (math.pi / (2 * self.max_length))
         x = x.relu() + _FLOOR
@@ -57,9 +57,10 @@ class Cosformer(FeatureMap):
             torch._assert_async(served, f"cosformer: a sequence is longer than max_length = {self.max_length}")
         elif not served:
             raise AttnExtError(
-                f"cosformer: a sequence has {int(positions.max()) + 1} or more tokens, max_length is "
-                f"{self.max_length}; convert with kernel_options={{'max_length': ...}} at or above the longest"
+                f"cosformer: a sequence has {int(positions.max()) + 1} or more tokens, but max_length is "
+                f"{self.max_length}. Convert with kernel_options={{'max_length': ...}} of the longest sequence"
             )
 
     def extra_repr(self) -> str:
+        """Return the sizes that ``repr`` shows."""
         return f"{super().extra_repr()}, max_length={self.max_length}"

@@ -12,8 +12,8 @@ from hf_attn_ext.attention.registry import register_kernel
 class Elu(FeatureMap):
     """``phi(x) = elu(x) + 1``, channel by channel: ``x + 1`` above 0, ``e^x`` below.
 
-    Positive, no parameters. feature_dim is head_dim whatever ``num_features`` says. Queries and keys enter as they
-    are, without softmax's ``d^-1/4`` each, as in the source.
+    The features are positive and have no parameters. feature_dim is head_dim for every ``num_features``. Queries and
+    keys are not scaled by ``d^-1/4``, as in the source.
 
     Args:
         num_heads, head_dim, num_features, seed: see :func:`make_feature_map`; the last two are not used.
@@ -23,5 +23,6 @@ class Elu(FeatureMap):
         super().__init__(num_heads, head_dim, num_features, head_dim)
 
     def forward(self, x: Tensor, side: Side) -> Features:
+        """Return ``elu(x) + 1``, (B, H, N, head_dim)."""
         # elu(x) + 1 rounds to 0 from x = -17 on in float32
         return Features(None, x.clamp_max(0.0).exp() + x.relu())

@@ -74,13 +74,14 @@ class FlexformerC(FlexformerP):
 
     @classmethod
     def from_saved(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Before flexformer_p had a name of its own, it was this kernel with a ``complex_share`` of 0, the default."""
+        """Return flexformer_p for a ``complex_share`` of 0, which was the default while the two were one kernel."""
         if options.get("complex_share"):
             return cls.kernel, dict(options)
         dropped = ("complex_share", "imaginary_std", "rho")  # without effect where no frequency is complex
         return FlexformerP.kernel, {name: value for name, value in options.items() if name not in dropped}
 
     def bind(self, side: Side, dtype: torch.dtype) -> Callable[[Tensor], Features]:
+        """Return the map with the affine map of this side multiplied into the frequencies."""
         positive = super().bind(side, dtype)
         affine = self.query_map if side == "query" else self.key_map
         turn, turn_bias = self.imaginary.to(dtype).mT, None
@@ -98,4 +99,5 @@ class FlexformerC(FlexformerP):
         return apply
 
     def softmax_features(self, dtype: torch.dtype) -> SoftmaxFeatures | None:
+        """Return None: the features can be negative."""
         return None

@@ -1,5 +1,6 @@
-"""Flexformer_n: nonstationary kernel with learned frequency pairs (Yaglom). Source: arXiv 2606.27748, section
-on Flexformer_n.
+"""Flexformer_n: nonstationary kernel with learned frequency pairs (Yaglom).
+
+Source: arXiv 2606.27748, section on Flexformer_n.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from hf_attn_ext.attention.statistics import QKStatistics
 
 @register_kernel("flexformer_n")
 class FlexformerN(FeatureMap):
-    """``phi(x) = exp(|x|^2 / exp(tau)) n^-1/2 [cos a_i.x cos b_i.x, sin a_i.x cos b_i.x]``, symmetrised Yaglom
-    features.
+    """Symmetrised Yaglom features with a learned norm scale.
+
+    ``phi(x) = exp(|x|^2 / exp(tau)) n^-1/2 [cos a_i.x cos b_i.x, sin a_i.x cos b_i.x]``.
 
     Learned per head: n pairs ``(w1_i, w2_i)``, with ``a = (w1 + w2) / 2`` and ``b = (w1 - w2) / 2``, and the norm scale
-    ``tau`` (one a head: ours). ``w1 = w2`` and ``exp(tau) = 2 sqrt d`` give flexformer_s. feature_dim is 2n. The kernel
+    ``tau`` (per head: ours). ``w1 = w2`` and ``exp(tau) = 2 sqrt d`` give flexformer_s. feature_dim is 2n. The kernel
     can be negative: the normaliser has a floor of ``rho`` (ours).
 
     Args:
@@ -62,6 +64,7 @@ class FlexformerN(FeatureMap):
         self.tau = nn.Parameter(torch.full((num_heads,), math.log(scale)))
 
     def forward(self, x: Tensor, side: Side) -> Features:
+        """Return the 2n Yaglom features of ``x`` (B, H, N, head_dim)."""
         first, second = self.frequency_1.to(x.dtype), self.frequency_2.to(x.dtype)
         phase = x @ ((first + second) / 2).mT
         envelope = (x @ ((first - second) / 2).mT).cos() * self.num_features**-0.5
@@ -71,11 +74,10 @@ class FlexformerN(FeatureMap):
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:
-        """Scale the frequencies so that phases spread by ``spread``, and set ``exp(tau)`` to the tokens' mean
-        ``|x|^2``.
+        """Scale the phases to the root mean square ``spread``, and set ``exp(tau)`` to the mean ``|x|^2`` of the tokens.
 
-        The softmax-matched initialisation is unbiased, but its weights are mostly noise where ``|x|`` is
-        large, as in trained heads; from smooth weights training gets further.
+        The softmax-matched initialisation is unbiased, but its weights are mostly noise if ``|x|`` is large, as in
+        trained heads; training gets further from smooth weights.
         """
         moment = statistics.second_moment
         mean = (self.frequency_1 + self.frequency_2) / 2

@@ -64,9 +64,11 @@ class FlexformerP(FeatureMap):
         self.key_map = AffineMap(self.num_heads, self.head_dim) if affine else None
 
     def forward(self, x: Tensor, side: Side) -> Features:
+        """Return the 2n exponentials of ``x`` (B, H, N, head_dim)."""
         return self.bind(side, x.dtype)(x)
 
     def bind(self, side: Side, dtype: torch.dtype) -> Callable[[Tensor], Features]:
+        """Return the map with the affine map of this side multiplied into the frequencies."""
         affine = self.query_map if side == "query" else self.key_map
         weight, bias = self._exponent(affine, dtype)
         identity = None if affine is None else [part.to(dtype) for part in affine()]
@@ -84,6 +86,7 @@ class FlexformerP(FeatureMap):
         return apply
 
     def softmax_features(self, dtype: torch.dtype) -> SoftmaxFeatures | None:
+        """Return the map as the native op computes it."""
         (query_weight, query_bias), (key_weight, key_bias) = (
             self._exponent(affine, dtype) for affine in (self.query_map, self.key_map)
         )
@@ -99,18 +102,20 @@ class FlexformerP(FeatureMap):
         )
 
     def _exponent(self, affine: AffineMap | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Weight (H, d, F) and bias (H, 1, F) of ``u_i . x`` and its amplitude, behind an affine map."""
+        """Weight (H, d, F) and bias (H, 1, F) of ``u_i . x`` plus its log-amplitude, after an affine map."""
         weight, bias = self.real.to(dtype).mT, self.log_amplitude.to(dtype)[:, None]
         return (weight, bias) if affine is None else affine(weight, bias)
 
     def _amplitude_weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What a key's squared norm and its log-sum count in its amplitude, (H,) each."""
+        """The weights of a key's squared norm and of its log-sum in its amplitude, (H,) each."""
         return self.norm_weight.to(dtype) / self.head_dim, 1 - self.key_normaliser.to(dtype)
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:
-        """Centre the keys, which softmax does not see, and make real keys the real parts: a feature then measures how
-        much a token is like that key. A head with sharper scores gets longer ones, see ``spread``.
+        """Centre the keys, to which softmax is invariant, and take real keys as the frequencies.
+
+        A feature then measures how similar a token is to that key. A head with sharper scores gets longer frequencies,
+        see ``spread``.
         """
         queries, keys = statistics.query_covariance, statistics.key_covariance
         mean = statistics.key_mean

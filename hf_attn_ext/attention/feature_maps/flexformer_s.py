@@ -1,5 +1,6 @@
-"""Flexformer_s: stationary kernel with learned spectral frequencies (Bochner). Source: arXiv 2606.27748,
-section on Flexformer_s.
+"""Flexformer_s: stationary kernel with learned spectral frequencies (Bochner).
+
+Source: arXiv 2606.27748, section on Flexformer_s.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ class FlexformerS(FeatureMap):
         self.frequency = nn.Parameter(std * torch.randn(num_heads, num_features, head_dim, generator=generator))
 
     def forward(self, x: Tensor, side: Side) -> Features:
+        """Return the 2n Fourier features of ``x`` (B, H, N, head_dim)."""
         phase = x @ self.frequency.to(x.dtype).mT
         values = torch.cat([phase.cos(), phase.sin()], -1) * self.num_features**-0.5
         return Features(x.square().sum(-1, keepdim=True) / (2 * self.head_dim**0.5), values)
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:
-        """Scale the frequencies so that phases spread by ``spread``: smooth weights to start from, see flexformer_n."""
+        """Scale the phases to the root mean square ``spread``; training starts from smooth weights, see flexformer_n."""
         self.frequency.mul_(phase_scale(self.frequency, statistics.second_moment, self.spread))

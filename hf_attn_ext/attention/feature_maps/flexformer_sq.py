@@ -18,16 +18,16 @@ from hf_attn_ext.attention.statistics import QKStatistics
 class FlexformerSq(FeatureMap):
     """``(psi(q) . psi(k))^2`` with ``psi(x) = exp(c |x|^2) [r_i cos(w_i.x), r_i sin(w_i.x)]``, all learned per head.
 
-    The square of a positive semidefinite kernel is one too, and never negative; the square of a stationary kernel is
-    stationary, its spectral density the convolution of the first with itself, so it stays in the paper's family. The
-    features are the symmetric products of the 2n base features: feature_dim is n(2n + 1); n = 8 gives 136 at
-        the price of 8
-    cosines a head. A background of about 1 / (2n) stays between unrelated tokens, and grows with their number.
+    The square of a positive semidefinite kernel is positive semidefinite and never negative. The square of a stationary
+    kernel is stationary, with the convolution of the spectral density with itself as its spectral density, so it stays
+    in the paper's family. The features are the symmetric products of the 2n base features: feature_dim is n(2n + 1);
+    n = 8 gives 136 features from 8 cosines per head. Unrelated tokens keep a similarity of about 1 / (2n), so their
+    total weight grows with their number.
 
     Args:
         num_heads, head_dim, num_features, seed: see :func:`make_feature_map`.
-        rho: floor of the normaliser (``attention/normaliser.py``); the kernel can still come near 0.
-        affine: learn an affine map of queries and one of keys in front.
+        rho: floor of the normaliser (``attention/normaliser.py``); the kernel can be close to 0.
+        affine: learn an affine map of queries and one of keys, applied first.
         frequency_std: standard deviation of w; None is the softmax-matched ``(d^-1/2 / 2)^1/2``.
         spread: root mean square of the phases ``w.x`` over real tokens, set by :meth:`calibrate`.
     """
@@ -64,6 +64,7 @@ class FlexformerSq(FeatureMap):
         self.register_buffer("pair_weight", weight, persistent=False)
 
     def forward(self, x: Tensor, side: Side) -> Features:
+        """Return the n(2n + 1) products of the base features of ``x`` (B, H, N, head_dim)."""
         if self.query_map is not None:
             affine = self.query_map if side == "query" else self.key_map
             x = project(x, *(part.to(x.dtype) for part in affine()))
@@ -78,8 +79,9 @@ class FlexformerSq(FeatureMap):
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:
-        """Centre the keys, give queries and keys one covariance (softmax sees neither), and scale the
-        frequencies so that phases spread by ``spread``: smooth weights to start from, see flexformer_n.
+        """Centre the keys, give queries and keys one covariance, and scale the phases to ``spread``.
+
+        Softmax is invariant to the first two. Training starts from smooth weights, see flexformer_n.
         """
         moment = statistics.second_moment
         if self.query_map is not None:

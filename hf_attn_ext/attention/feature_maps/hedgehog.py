@@ -13,7 +13,7 @@ from hf_attn_ext.attention.registry import register_kernel
 class Hedgehog(FeatureMap):
     """``phi(x) = softmax([W x, -W x])`` over the features, with its own ``W`` for queries and for keys, per head.
 
-    feature_dim is 2n; the features are positive, so the normaliser needs no floor.
+    feature_dim is 2n. The features are positive, so the normaliser needs no floor.
 
     Args:
         num_heads, head_dim, num_features, seed: see :func:`make_feature_map`.
@@ -30,6 +30,7 @@ class Hedgehog(FeatureMap):
         self.key_weight = nn.Parameter(weight.clone())
 
     def forward(self, x: Tensor, side: Side) -> Features:
+        """Return the softmax over 2n projections of ``x`` (B, H, N, head_dim)."""
         weight = self.query_weight if side == "query" else self.key_weight
         projected = x @ weight.to(x.dtype).mT
         return Features(None, torch.cat([projected, -projected], -1).softmax(-1))

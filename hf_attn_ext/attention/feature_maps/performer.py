@@ -15,8 +15,8 @@ from hf_attn_ext.attention.registry import register_kernel
 class Performer(FeatureMap):
     """``phi(x) = n^-1/2 exp(w_i.x' - |x'|^2 / 2)`` with ``x' = x d^-1/4``; w are random orthogonal directions.
 
-    An unbiased estimate of softmax with positive features; feature_dim is n. Nothing is trainable: the projection is a
-    buffer, saved with the model.
+    The features are positive and estimate softmax without bias; feature_dim is n. Nothing is trainable: the projection
+    is a buffer, saved with the model.
 
     Args:
         num_heads, head_dim, num_features, seed: see :func:`make_feature_map`.
@@ -29,6 +29,7 @@ class Performer(FeatureMap):
         self.register_buffer("projection", torch.stack(heads))
 
     def forward(self, x: Tensor, side: Side) -> Features:
+        """Return the n positive random features of ``x`` (B, H, N, head_dim)."""
         x = x * self.head_dim**-0.25
         log_scale = x @ self.projection.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
         return Features(log_scale - math.log(self.num_features) / 2, None)

@@ -17,16 +17,16 @@ from hf_attn_ext.errors import AttnExtError
 class Polaformer(FeatureMap):
     """``kernel(q, k) = q+.k+ + q-.k- + w (q+.k- + q-.k+)`` with ``x+ = relu(c x)^p``, ``x- = relu(-c x)^p``, 0 < w < 1.
 
-    The sum of the same-signed and, less w, the opposite-signed products that make up ``q.k``. As features,
-    ``phi_q = [q+, q-]`` and ``phi_k = [k+ + w k-, k- + w k+]``: w acts on keys only, so feature_dim is 2 head_dim
-    (whatever ``num_features`` says) and all is positive. As a function of two tokens the kernel is symmetric and, since
-    w < 1, positive semidefinite.
+    The kernel adds the same-signed products of ``q.k`` and, with weight w, the opposite-signed ones. As features:
+    ``phi_q = [q+, q-]`` and ``phi_k = [k+ + w k-, k- + w k+]``. w acts on keys only, so feature_dim is 2 head_dim for
+    every ``num_features``, and all features are positive. As a function of two tokens the kernel is symmetric and,
+    since w < 1, positive semidefinite.
 
     From the source: the split by sign, ``p = 1 + alpha sigmoid(.)`` per head and channel, and a learned scale c per
-    channel (its code divides by a softplus). Ours, because a kernel has one weight a pair: w, one number a head; the
-    source normalises the two similarities apart and gives each its own half of the values, with learned
-    coefficients. Left out, as no part of a kernel: those coefficients, the depth-wise convolution of the values, the
-    output gate, the positional encoding of the keys.
+    channel (its code divides by a softplus). Ours: w, one number per head, because a kernel has one weight per pair;
+    the source normalises the two similarities separately and applies each to half of the values, with learned
+    coefficients. Left out, because they are not part of a kernel: those coefficients, the depth-wise convolution of
+    the values, the output gate, and the positional encoding of the keys.
 
     Args:
         num_heads, head_dim, num_features, seed: see :func:`make_feature_map`; the last two are not used.
@@ -55,6 +55,7 @@ class Polaformer(FeatureMap):
         self.opposite = nn.Parameter(torch.full((num_heads,), logit))
 
     def forward(self, x: Tensor, side: Side) -> Features:
+        """Return the positive and negative parts of ``x`` (B, H, N, head_dim), each to a learned power."""
         x = x * self.scale.to(x.dtype)[:, None, :]
         size = x.abs() ** (1 + self.alpha * self.power.to(x.dtype).sigmoid()[:, None, :])
         plus, minus = size * (x > 0), size * (x < 0)
@@ -65,8 +66,10 @@ class Polaformer(FeatureMap):
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:
-        """Set every c of a head so that its scaled queries and keys have a mean square of 1 over tokens and channels: a
-        power spreads numbers far from 1 over many orders of magnitude (ours).
+        """Set the scales c of a head so that its scaled queries and keys have a mean square of 1.
+
+        The mean is over tokens and channels. Without it, powers of numbers far from 1 span many orders of magnitude
+        (ours).
         """
         power = statistics.second_moment.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
         self.scale.copy_(power.clamp_min(1e-6).rsqrt().expand_as(self.scale))

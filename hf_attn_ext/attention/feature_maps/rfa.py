@@ -14,12 +14,12 @@ from hf_attn_ext.attention.registry import register_kernel
 class RFA(FeatureMap):
     """``phi(x) = n^-1/2 [sin w_i.x', cos w_i.x']_i``, ``x' = x / |x|``, ``w_i = sigma * w~_i``, ``w~_i ~ N(0, I)``.
 
-    Estimates the Gaussian kernel ``exp(-|sigma * (q' - k')|^2 / 2)`` with an error of n^-1/2; where sigma is the same
-    in all channels, that is ``exp(sigma^2 q'.k')`` up to a factor which the normaliser removes. Learned: sigma, one
-    number a head and channel. The w~ are a buffer, saved with the model. feature_dim is 2n. The kernel can be negative:
-    the normaliser has a floor of ``rho`` (ours).
+    The features estimate the Gaussian kernel ``exp(-|sigma * (q' - k')|^2 / 2)`` with an error of n^-1/2; where sigma is the same
+    in all channels, that is ``exp(sigma^2 q'.k')`` up to a factor which the normaliser removes. Learned: sigma, per
+    head and channel. The w~ are a buffer, saved with the model. feature_dim is 2n. The kernel can be negative: the
+    normaliser has a floor of ``rho`` (ours).
 
-    Left out of the source: the gate (recency), and training on many draws of w~ in turn; here one draw stays.
+    Left out: the source's gate (recency), and training on a new draw of w~ in every step; here one draw is kept.
 
     Args:
         num_heads, head_dim, num_features, seed: see :func:`make_feature_map`.
@@ -44,6 +44,7 @@ class RFA(FeatureMap):
         self.sigma = nn.Parameter(torch.full((num_heads, head_dim), frequency_std))
 
     def forward(self, x: Tensor, side: Side) -> Features:
+        """Return the 2n Fourier features of ``x`` (B, H, N, head_dim), normalised."""
         frequency = self.direction.to(x.dtype) * self.sigma.to(x.dtype)[:, None, :]
         phase = functional.normalize(x, dim=-1) @ frequency.mT
         return Features(None, torch.cat([phase.sin(), phase.cos()], -1) * self.num_features**-0.5)

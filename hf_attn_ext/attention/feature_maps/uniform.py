@@ -10,10 +10,11 @@ from hf_attn_ext.attention.registry import register_kernel
 
 @register_kernel("uniform")
 class Uniform(FeatureMap):
-    """``phi(x) = 1``: what a model does without attention, the control beside every quality claim. feature_dim is 1."""
+    """``phi(x) = 1``: a model without attention, the control of every quality claim. feature_dim is 1."""
 
     def __init__(self, num_heads: int, head_dim: int, num_features: int = 1, seed: int = 0) -> None:
         super().__init__(num_heads, head_dim, num_features, 1)
 
     def forward(self, x: Tensor, side: Side) -> Features:
+        """Return 1 for every token."""
         return Features(None, x.new_ones(*x.shape[:-1], 1))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_attn_ext.attention import attention_weights
+from hf_attn_ext.attention.softmax import masked_softmax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.kernel_modules.layers import feature_map_of
 from hf_attn_ext.integration.linear.orders import dense_order, order_of
@@ -61,11 +62,8 @@ def attention_map(call: HeadOutputs, row: int, heads: slice | list[int] = slice(
     mask = _dense(pattern, query.shape[2], query.device)
     if mask is not None:
         mask = mask if mask.shape[1] == 1 else mask[:, heads]
-        if mask.dtype == torch.bool:
-            scores = scores.masked_fill(~mask, torch.finfo(dtype).min)
-        else:
-            scores = scores + mask.to(dtype)
-    return scores.softmax(-1)[0]
+        mask = mask if mask.dtype == torch.bool else mask.to(dtype)
+    return masked_softmax(scores, mask)[0]
 
 
 def visible_keys(call: HeadOutputs, row: int) -> Tensor:
