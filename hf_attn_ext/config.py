@@ -1,4 +1,4 @@
-"""``AttnExtConfig``: which kernel, how wide, in which layers."""
+"""``AttnExtConfig``: the kernel, its width and the layers of a conversion."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .errors import AttnExtError
 
 @dataclasses.dataclass
 class AttnExtConfig:
-    """What :func:`hf_attn_ext.convert` builds; stored in a converted model as ``model.config.attn_ext``.
+    """The settings of :func:`hf_attn_ext.convert`, stored in a converted model as ``model.config.attn_ext``.
 
     Attributes:
         kernel: a name from :func:`hf_attn_ext.list_kernels`.
         num_features: the kernel's number of frequencies or projections ``n`` (not its ``feature_dim``, which is
             ``2n`` for flexformer_s, _n, _p, _c and hedgehog and ``n(2n+1)`` for flexformer_sq).
-        layers: the layers to convert, counted from 0; ``None`` converts all. The others keep softmax.
-        seed: determines every initial value of the feature maps, together with the layer's index.
-        kernel_options: keyword arguments of the kernel's feature map, such as ``{"rho": 0.1}``.
+        layers: the layers to convert, counted from 0; None converts all. The others keep softmax.
+        seed: determines the initial values of the feature maps, together with the layer's index.
+        kernel_options: options of the kernel's class, such as ``{"affine": False}``.
 
     Raises:
-        AttnExtError: unknown kernel or option, an option of the wrong type, ``num_features`` below 1 or above 65536,
-            negative or repeated layers, a seed out of range.
+        AttnExtError: the kernel or an option is unknown, an option has the wrong type, ``num_features`` is not from 1
+            to 65536, layers are negative or repeated, or the seed is out of range.
 
     Example:
         >>> AttnExtConfig(kernel="hedgehog", num_features=32, layers=[0, 2])
@@ -64,10 +64,10 @@ class AttnExtConfig:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any], where: str = "attn_ext config") -> AttnExtConfig:
-        """Build from a saved dictionary or a file's; a kernel under a former name gets its new one, with a warning.
+        """Build a configuration from a saved dictionary; a kernel's former name becomes the new one, with a warning.
 
         Raises:
-            AttnExtError: an unknown or ill-typed field, which is named.
+            AttnExtError: a field is unknown or has the wrong type; the message names it.
         """
         return from_mapping(cls, cls.from_saved(mapping, where), where)
 

@@ -1,4 +1,7 @@
-"""Attention floor: feature maps (kernels) and the forms that apply them. Knows torch, nothing of transformers."""
+"""Attention kernels and the operations that apply them, on torch tensors.
+
+It imports torch and :mod:`hf_attn_ext.hasse`, and nothing of transformers.
+"""
 
 from .feature_maps import FeatureMap, Features, Side
 from .native import build_native_op, describe_native_op, native_op_loaded, plain_forms

@@ -1,5 +1,6 @@
-"""The base class of feature maps: they turn the queries and keys of a layer into features, whose dot products are the
-attention kernel.
+"""The base class of feature maps.
+
+A feature map turns queries and keys into features, whose dot products are the attention kernel.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Features(NamedTuple):
 class SoftmaxFeatures(NamedTuple):
     """A positive feature map as ``softmax(x weight + bias)``, the form that the native op computes.
 
-    The amplitude of a key is ``norm_weight y norm_matrix y^T + total_weight logsumexp(x weight + bias)``, ``y = x - shift``.
+    The amplitude of a key is ``norm_weight y norm_matrix y^T + total_weight logsumexp(x weight + bias)``, with
+    ``y = x - shift``.
 
     Attributes:
         query_weight, key_weight: (H, d, F).

@@ -1,4 +1,4 @@
-"""The table of kernels: names to feature maps, and the one factory that builds them.
+"""The registry of kernels: it maps names to feature maps, and builds them.
 
 Add a kernel of your own, in one file:
 
@@ -19,8 +19,9 @@ Add a kernel of your own, in one file:
             weight = self.weight.to(x.dtype)            # x is float32 also in a half precision model
             return Features(None, torch.relu(x @ weight.mT) ** 2)
 
-After that ``hax.AttnExtConfig(kernel="squared_relu")`` works everywhere: conversion, distillation, saving. A folder
-saved with it opens only where the file that registers the kernel was imported first.
+After that ``hax.AttnExtConfig(kernel="squared_relu")`` works in conversion, distillation and saving. Import the file
+before you open a folder that was saved with the kernel. On the command line, ``hf-attn-ext --import my_kernel COMMAND``
+imports it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 _KERNELS: dict[str, type[FeatureMap]] = {}
 _FIXED = ("num_heads", "head_dim", "num_features", "seed")
-_MOST_FEATURES = 2**16  # beyond any use, and before a typing slip takes the machine's memory
+_MOST_FEATURES = 2**16  # more than any use needs; a typing error must not fill the memory
 _OPTION_TYPES = {
     "float": "a finite number",
     "float | None": "a finite number or None",
@@ -47,16 +48,20 @@ _OPTION_TYPES = {
 
 
 def register_kernel(name: str) -> Callable[[type[FeatureMap]], type[FeatureMap]]:
-    """Class decorator that enters a :class:`FeatureMap` under ``name``.
+    """Return a class decorator that registers a :class:`FeatureMap` as ``name``.
 
     Raises:
-        AttnExtError: the name is taken by another class.
+        AttnExtError: another class is registered under this name.
+
+    Example:
+        >>> @register_kernel("mine")  # doctest: +SKIP
+        ... class Mine(FeatureMap): ...
     """
 
     def enter(cls: type[FeatureMap]) -> type[FeatureMap]:
         known = _KERNELS.get(name)
         if known is not None and known.__qualname__ != cls.__qualname__:
-            raise AttnExtError(f"kernel {name!r} is already registered by {known.__module__}; choose another name")
+            raise AttnExtError(f"kernel {name!r} is already registered by {known.__module__}: choose another name")
         cls.kernel = name
         _KERNELS[name] = cls
         return cls
@@ -86,11 +91,11 @@ def kernel_class(kernel: str) -> type[FeatureMap]:
 
 
 def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> type[FeatureMap]:
-    """Return the class of ``kernel`` after checking the name, the width, and the options' names and types.
+    """Return the class of ``kernel`` after checking its name, ``num_features`` and the options.
 
     Raises:
-        AttnExtError: unknown kernel or option (the nearest is suggested), an option of the wrong type, or
-            ``num_features`` not a whole number from 1 to 65536.
+        AttnExtError: the kernel or an option is unknown (the nearest is suggested), an option has the wrong type, or
+            ``num_features`` is not a whole number from 1 to 65536.
     """
     cls = kernel_class(kernel)
     if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
@@ -114,14 +119,14 @@ def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> 
 
 
 def stated_options(kernel: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options`` and the defaults of the kernel's ``FeatureMap.stated_options``."""
+    """Return ``options``, with the defaults of those in the kernel's ``FeatureMap.stated_options``."""
     cls = _KERNELS[kernel]
     parameters = inspect.signature(cls.__init__).parameters
     return {**{name: parameters[name].default for name in cls.stated_options}, **options}
 
 
 def from_saved(kernel: Any, options: Any) -> tuple[Any, Any]:
-    """Return today's kernel and options of a saved configuration; unknown or ill-typed ones as they are."""
+    """Return today's name and options of a saved kernel; unknown or ill-typed ones do not change."""
     cls = _KERNELS.get(kernel) if isinstance(kernel, str) else None
     return (kernel, options) if cls is None or not isinstance(options, Mapping) else cls.from_saved(options)
 
@@ -134,17 +139,17 @@ def make_feature_map(
     Args:
         kernel: a name from :func:`list_kernels`.
         num_heads: attention heads of the layer; each has its own parameters.
-        head_dim: width ``d`` of one head's queries and keys.
-        num_features: number ``n`` of frequencies or projections; see the class for ``feature_dim``.
-        seed: determines every initial value, whatever the global generator's state.
-        **options: the kernel's own keywords.
+        head_dim: width ``d`` of a head's queries and keys.
+        num_features: number ``n`` of frequencies or projections; the class states its ``feature_dim``.
+        seed: determines all initial values, independently of the global generator.
+        **options: options of the kernel's class.
 
     Returns:
         A :class:`FeatureMap` in float32.
 
     Raises:
-        AttnExtError: unknown kernel or option, an option of the wrong type, a size below 1, or a seed
-            that is no whole number from 0.
+        AttnExtError: the kernel or an option is unknown, an option has the wrong type, a size is below 1, or the seed
+            is not a whole number from 0.
 
     Example:
         >>> make_feature_map("flexformer_p", num_heads=12, head_dim=64, num_features=64).feature_dim
@@ -164,7 +169,7 @@ def make_feature_map(
 
 
 def _annotation(parameter: inspect.Parameter) -> str:
-    """The type that a kernel's signature states, as text, whether its annotations are evaluated or not."""
+    """The type in a kernel's signature as text, whether annotations are evaluated or not."""
     stated = parameter.annotation
     return stated.__name__ if isinstance(stated, type) else str(stated)
 

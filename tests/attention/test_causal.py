@@ -241,7 +241,7 @@ def test_a_state_of_another_batch_or_model_is_refused():
     feature_map = make_feature_map("flexformer_p", 2, 4, 8)
     x = torch.randn(2, 2, 5, 4)
     _, state = causal_attention(x, x, x, feature_map)
-    with pytest.raises(AttnExtError, match="holds 2 sequences, this call has 1"):
+    with pytest.raises(AttnExtError, match="holds 2 sequences, but this call has 1"):
         causal_attention(x[:1], x[:1], x[:1], feature_map, state)
     with pytest.raises(AttnExtError, match="another model"):
         causal_attention(x, x, x, make_feature_map("flexformer_p", 2, 4, 9), state)
@@ -263,7 +263,7 @@ def test_a_state_of_another_dtype_or_kernel_is_refused():
                     continue
                 with pytest.raises(AttnExtError, match="another kernel"):
                     causal_attention(tokens, tokens, tokens, feature_map, state)
-        with pytest.raises(AttnExtError, match=r"the state is torch.float32, this call computes in torch.float64"):
+        with pytest.raises(AttnExtError, match=r"the state is torch.float32, but this call computes in torch.float64"):
             causal_attention(x.double(), x.double(), x.double(), feature_map, own)
         causal_attention(x.bfloat16(), x.bfloat16(), x.bfloat16(), feature_map, own)
 

@@ -214,7 +214,7 @@ def test_what_a_state_cannot_do_is_refused_by_name():
     refused("another model", lambda: model(ids, cache=cache))
     cache = hax.LinearCache(model.config)
     model(ids, attention_mask=mask, cache=cache)
-    refused("holds 3 sequences, this call has 2", lambda: model(ids[:2, :1], cache=cache))
+    refused("holds 3 sequences, but this call has 2", lambda: model(ids[:2, :1], cache=cache))
     refused("cannot be cropped", lambda: cache.crop(1))
     refused("those that the cache has seen", lambda: model(ids[:, :1], attention_mask=mask[:, :1], cache=cache))
     square = torch.ones(3, 1, 11, 11, dtype=torch.bool).tril()

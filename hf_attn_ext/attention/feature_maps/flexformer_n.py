@@ -74,7 +74,7 @@ class FlexformerN(FeatureMap):
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:
-        """Scale the phases to the root mean square ``spread``, and set ``exp(tau)`` to the mean ``|x|^2`` of the tokens.
+        """Scale the phases to the root mean square ``spread``, and set ``exp(tau)`` to the tokens' mean ``|x|^2``.
 
         The softmax-matched initialisation is unbiased, but its weights are mostly noise if ``|x|`` is large, as in
         trained heads; training gets further from smooth weights.

@@ -54,5 +54,5 @@ class FlexformerS(FeatureMap):
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:
-        """Scale the phases to the root mean square ``spread``; training starts from smooth weights, see flexformer_n."""
+        """Scale the phases to the root mean square ``spread``; weights then start smooth, see flexformer_n."""
         self.frequency.mul_(phase_scale(self.frequency, statistics.second_moment, self.spread))

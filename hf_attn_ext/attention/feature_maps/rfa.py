@@ -14,10 +14,10 @@ from hf_attn_ext.attention.registry import register_kernel
 class RFA(FeatureMap):
     """``phi(x) = n^-1/2 [sin w_i.x', cos w_i.x']_i``, ``x' = x / |x|``, ``w_i = sigma * w~_i``, ``w~_i ~ N(0, I)``.
 
-    The features estimate the Gaussian kernel ``exp(-|sigma * (q' - k')|^2 / 2)`` with an error of n^-1/2; where sigma is the same
-    in all channels, that is ``exp(sigma^2 q'.k')`` up to a factor which the normaliser removes. Learned: sigma, per
-    head and channel. The w~ are a buffer, saved with the model. feature_dim is 2n. The kernel can be negative: the
-    normaliser has a floor of ``rho`` (ours).
+    The features estimate the Gaussian kernel ``exp(-|sigma * (q' - k')|^2 / 2)`` with an error of n^-1/2. If sigma is
+    the same in all channels, that is ``exp(sigma^2 q'.k')`` up to a factor that the normaliser removes. Learned: sigma,
+    per head and channel. The w~ are a buffer, saved with the model. feature_dim is 2n. The kernel can be negative, so
+    the normaliser has a floor of ``rho`` (ours).
 
     Left out: the source's gate (recency), and training on a new draw of w~ in every step; here one draw is kept.
 

@@ -1,4 +1,7 @@
-"""The forms of kernel attention: one result, several ways to compute it."""
+"""The operations of kernel attention: dense, bidirectional, causal, recurrent, over an order.
+
+All compute the same result. They import the feature maps' base class and the native op, no single kernel.
+"""
 
 from .bound_maps import BoundMaps
 from .causal import causal_attention

@@ -1,13 +1,16 @@
-"""The linear-time form without an order: sum the keys once, then read the sum with every query."""
+"""Bidirectional attention in linear time: sum over the keys once, then read the sum with every query."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
 
 from torch import Tensor
 
 from hf_attn_ext.attention.feature_map import FeatureMap
 from hf_attn_ext.attention.normaliser import divide
 
-from .inputs import Outputs, accumulation_dtype, block_size, drop_tokens, mapper, padded_places, token_positions
+from .inputs import Outputs, accumulation_dtype, block_size, drop_tokens, mapper, padded_positions, token_positions
 from .native_forms import fused_bidirectional, fused_features
 from .state import add_keys, read, with_ones
 
@@ -21,9 +24,10 @@ def bidirectional_attention(
     scaling: float | None,
     dropout_p: float,
 ) -> Tensor:
-    """Every query sees every real key; arguments as :func:`linear_attention`, which has checked them.
+    """Compute attention in which every query sees every real key.
 
-    Keys and queries pass in blocks of tokens, so that on a CPU features are computed and used within the cache.
+    The arguments are those of :func:`linear_attention`, which has checked them. Keys and queries are processed in
+    blocks of tokens, so that on a CPU the features stay in the cache.
     """
     fused = fused_features(q, k, v, feature_map, dropout_p)
     if fused is not None:
@@ -41,7 +45,7 @@ def bidirectional_attention(
     for keys, values, padded, positions in zip(
         k.split(size, 2),
         v.split(size, 2),
-        split(padded_places(key_padding_mask), size, 2),
+        split(padded_positions(key_padding_mask), size, 2),
         split(key_positions, size, 1),
         strict=False,
     ):
@@ -53,14 +57,6 @@ def bidirectional_attention(
     return outputs.join()
 
 
-def split(x: Tensor | None, size: int, dim: int) -> tuple[Tensor | None, ...]:
-    """Blocks of ``x``; endless Nones for None."""
-    return _Nones() if x is None else x.split(size, dim)
-
-
-class _Nones:
-    def __iter__(self) -> _Nones:
-        return self
-
-    def __next__(self) -> None:
-        return None
+def split(x: Tensor | None, size: int | list[int], dim: int) -> Iterable[Tensor | None]:
+    """Return the blocks of ``x``; without end None, for None."""
+    return itertools.repeat(None) if x is None else x.split(size, dim)

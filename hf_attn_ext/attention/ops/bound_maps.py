@@ -1,4 +1,4 @@
-"""Feature maps bound once for a row of calls: while a model decodes, nothing but the token changes. Source: ours."""
+"""Feature maps that are prepared once for a series of calls, as in decoding. Source: ours."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from hf_attn_ext.attention.normaliser import Stabilised
 from .inputs import is_hooked, mapper, transformed
 
 Mapper = Callable[..., Stabilised]
+Signature = tuple[list[Any], list[Any]]  # objects, compared by identity, and values, compared by equality
 
 
 class BoundMaps:
-    """The query and key side of a feature map, bound (``FeatureMap.bind``) for one call after another.
+    """A cache of both sides of a feature map, prepared by ``FeatureMap.bind``, for a series of calls.
 
-    Folding a map's matrices costs more than one token's attention. Where no gradient is wanted they are kept, and bound
-    again as soon as the map, a parameter of it (another tensor, or one written to in place), the dtype or the scaling
-    is another one. Keep an object as long as the calls belong together, a generation, say: what is written past
-    torch's counter of writes (``parameter.data.add_``) between two calls is not seen.
+    Multiplying a map's matrices costs more than the attention of one token. Without gradients the results are kept.
+    They are computed again when the map, one of its parameters (another tensor, or one written to in place), the dtype
+    or the scaling changes. Keep an object for calls that belong together, such as one generation: writes that torch
+    does not count (``parameter.data.add_``) between two calls are not noticed.
 
     Example:
         >>> maps = BoundMaps()
@@ -31,18 +32,21 @@ class BoundMaps:
     """
 
     def __init__(self) -> None:
-        self._signature: tuple | None = None
+        self._signature: Signature | None = None
         self._kept: dict[Any, Any] = {}
 
     def of(self, feature_map: FeatureMap, dtype: torch.dtype, scaling: float | None) -> tuple[Mapper, Mapper]:
-        """Return :func:`mapper` of both sides, kept ones where they still hold."""
-        sides = ("query", "key")
+        """Return :func:`mapper` of both sides, from the cache if nothing changed."""
         make = partial(mapper, feature_map, dtype=dtype, scaling=scaling)
-        return self._keep(scaling, lambda: tuple(make(side) for side in sides), feature_map, dtype)
+        both: tuple[Mapper, Mapper] = self._keep(scaling, lambda: (make("query"), make("key")), feature_map, dtype)
+        return both
 
     def softmax_features(self, feature_map: FeatureMap, dtype: torch.dtype) -> SoftmaxFeatures | None:
-        """Return ``feature_map.softmax_features(dtype)``, a kept one where it still holds."""
-        return self._keep("softmax", lambda: feature_map.softmax_features(dtype), feature_map, dtype)
+        """Return ``feature_map.softmax_features(dtype)``, from the cache if nothing changed."""
+        features: SoftmaxFeatures | None = self._keep(
+            "softmax", lambda: feature_map.softmax_features(dtype), feature_map, dtype
+        )
+        return features
 
     def _keep(self, what: Any, make: Callable[[], Any], feature_map: FeatureMap, dtype: torch.dtype) -> Any:
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_hooked(feature_map):
@@ -56,13 +60,14 @@ class BoundMaps:
             self._kept[what] = make()
         return self._kept[what]
 
-    def __reduce__(self) -> tuple:
-        return BoundMaps, ()  # a copy starts anew: what is kept belongs to the map it was made from
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BoundMaps, ()  # a copy starts empty: the contents belong to the map that they were made from
 
 
-def _sign(feature_map: FeatureMap, dtype: torch.dtype) -> tuple | None:
-    """What bound maps depend on, the tensors themselves among it; None where writes are not counted, or tensors have no
-    memory to tell them by.
+def _sign(feature_map: FeatureMap, dtype: torch.dtype) -> Signature | None:
+    """What bound maps depend on, including the tensors themselves.
+
+    None if torch does not count writes to them, or if they have no memory to identify them by.
     """
     tensors = [*feature_map.parameters(), *feature_map.buffers()]
     if transformed() or any(x.is_inference() for x in tensors):
@@ -70,7 +75,7 @@ def _sign(feature_map: FeatureMap, dtype: torch.dtype) -> tuple | None:
     return [feature_map, *tensors], [dtype, *((x.data_ptr(), x._version) for x in tensors)]
 
 
-def _same(one: tuple, other: tuple | None) -> bool:
-    if other is None or one[1] != other[1] or len(one[0]) != len(other[0]):
+def _same(now: Signature, before: Signature | None) -> bool:
+    if before is None or now[1] != before[1] or len(now[0]) != len(before[0]):
         return False
-    return all(x is y for x, y in zip(one[0], other[0], strict=True))
+    return all(x is y for x, y in zip(now[0], before[0], strict=True))

@@ -1,9 +1,9 @@
-"""The causal form in linear time and memory: chunks inside blocks, and a state that passes from block to block.
+"""Causal attention in linear time and memory, in blocks of chunks, with a state that goes from block to block.
 
-Inside a chunk of tokens the weights are dense and lower triangular; what lies before the chunk comes from running sums.
-Keys' amplitudes enter relative to the largest one a query can see, never to a later one: no query's result depends on
-a key it does not see, in exact arithmetic or in rounding to zero. Groups of tokens that see each other whole are the
-same form with another triangle.
+Inside a chunk of tokens the weights are dense and lower triangular; the keys before the chunk enter by running sums.
+Amplitudes of keys are taken relative to the largest one that a query sees, never to a later one: no query's result
+depends on a key that it does not see, not even by rounding. Groups of tokens that all see each other use the same
+operation with another triangle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .inputs import (
     check_dropout,
     check_inputs,
     drop_tokens,
-    padded_places,
+    padded_positions,
     token_positions,
     transformed,
 )
@@ -36,7 +36,7 @@ from .recurrent import recurrent_step
 from .state import AttentionState, empty_state, weighted_sum, with_ones
 
 CHUNK = 64  # tokens
-# On a CPU, amplitudes that lie within this of each other enter as one factor a key; e^-40 is far from underflow.
+# On a CPU, amplitudes within this range of each other become one factor per key; e^-40 is far from underflow.
 NARROW = 40.0
 
 
@@ -52,23 +52,24 @@ def causal_attention(
     maps: BoundMaps | None = None,
     group: int = 1,
 ) -> tuple[Tensor, AttentionState]:
-    """Query i sees the keys 0..i, and all keys that ``state`` holds; in groups, also the rest of its own group.
+    """Compute attention in which query i sees keys 0..i and all keys of ``state``; in groups, also its whole group.
 
     Args:
         q, k, v: (B, H, N, d), (B, H, N, d), (B, H, N, d_v); as in :func:`linear_attention`.
         feature_map: from :func:`make_feature_map`.
-        state: from an earlier call on the tokens before these; None: there are none. It is not changed.
+        state: from an earlier call on the tokens before these; None if there are none. It is not changed.
         key_padding_mask: (B, N) bool, True = real token, for these keys.
         scaling, dropout_p: as in :func:`linear_attention`.
-        maps: keeps what can be prepared of ``feature_map`` from this call to the next.
-        group: tokens that see each other whole; query i sees the keys before ``(i // group + 1) * group``.
+        maps: a cache of prepared feature maps, shared by a series of calls.
+        group: size of groups of tokens that all see each other; query i sees the keys before
+            ``(i // group + 1) * group``.
 
     Returns:
         (B, H, N, d_v) in v's dtype, and the state after these keys. A query that sees no real key gets 0.
 
     Raises:
-        AttnExtError: shapes or dtypes that don't fit, a length that is no multiple of ``group``, a state of another
-            batch size, head count, feature_dim, dtype or kernel.
+        AttnExtError: shapes or dtypes do not fit, the length is not a multiple of ``group``, or the state has another
+            batch size, number of heads, feature_dim, dtype or kernel.
 
     Example:
         >>> feature_map = make_feature_map("flexformer_p", 2, 8, 16)
@@ -83,7 +84,7 @@ def causal_attention(
     check_causal(q, k)
     check_dropout(dropout_p)
     if not is_whole(group) or group < 1 or k.shape[2] % group:
-        raise AttnExtError(f"{k.shape[2]} tokens are no whole number of groups of {short(group)}")
+        raise AttnExtError(f"{k.shape[2]} tokens are not a whole number of groups of {short(group)}")
     if state is not None:
         check_state(state, q, v, feature_map)
     with torch.autocast(q.device.type, enabled=False):
@@ -99,17 +100,17 @@ def causal_attention(
         outputs = Outputs(v, q.shape[2])
         chunk = max(1, CHUNK // group) * group
         sizes = _blocks(k.shape[2], chunk, block_size(k, feature_map, chunk))
-        for queries, keys, values, padded, places, real in zip(
+        for queries, keys, values, padded, block_positions, real in zip(
             q.split(sizes, 2),
             k.split(sizes, 2),
             v.split(sizes, 2),
-            split(padded_places(key_padding_mask), sizes, 2),
+            split(padded_positions(key_padding_mask), sizes, 2),
             split(positions, sizes, 1),
             split(key_padding_mask, sizes, 1),
             strict=False,
         ):
-            mapped = key_map(keys, places, padded)
-            queried = query_map(queries, places)
+            mapped = key_map(keys, block_positions, padded)
+            queried = query_map(queries, block_positions)
             values = with_ones(drop_tokens(values.to(dtype), dropout_p))
             count = keys.shape[2] if real is None else real.sum(-1)
             if state is None:
@@ -125,34 +126,34 @@ def causal_attention(
 
 
 def check_state(state: AttentionState, query: Tensor, value: Tensor, feature_map: FeatureMap) -> None:
-    """Raise where a state belongs to another batch, layer or kernel."""
+    """Raise :class:`AttnExtError` if a state belongs to another batch, layer or kernel."""
     if state.batch_size != query.shape[0]:
         raise AttnExtError(
-            f"the state holds {state.batch_size} sequences, this call has {query.shape[0]}: "
+            f"the state holds {state.batch_size} sequences, but this call has {query.shape[0]}: "
             "start a new state, or select rows of the old one"
         )
     expected = (query.shape[1], feature_map.feature_dim, value.shape[3])
-    found = (*state.sums.shape[1:3], state.sums.shape[3] - 1)
-    if found != expected:
+    held = (*state.sums.shape[1:3], state.sums.shape[3] - 1)
+    if held != expected:
         raise AttnExtError(
-            f"the state holds (heads, feature_dim, value width) = {found}, this layer has {expected}: "
+            f"the state holds (heads, feature_dim, value width) = {held}, but this layer has {expected}: "
             "it belongs to another model"
         )
     dtype = accumulation_dtype(query)
     if state.sums.dtype != dtype:
         raise AttnExtError(
-            f"the state is {state.sums.dtype}, this call computes in {dtype}: keep to one dtype, or start a new state"
+            f"the state is {state.sums.dtype}, but this call computes in {dtype}: use one dtype, or start a new state"
         )
 
 
 def _check_kind(state: AttentionState, amplitude: bool, bound: bool) -> None:
-    """Raise where a state of the right size holds what another kernel's keys are summed in."""
+    """Raise if a state of the right size belongs to a kernel with other sums."""
     if (state.reference is not None, state.bound_sum is not None) != (amplitude, bound):
-        raise AttnExtError("the state belongs to another kernel: its keys have other sums; start a new state")
+        raise AttnExtError("the state belongs to another kernel, which stores other sums: start a new state")
 
 
 def _blocks(length: int, chunk: int, size: int) -> list[int]:
-    """Sizes of blocks that are whole chunks, and of the rest."""
+    """The sizes of blocks of whole chunks, and of the rest."""
     whole = length // chunk * chunk
     sizes = [size] * (whole // size)
     rest = whole - sum(sizes)
@@ -162,10 +163,10 @@ def _blocks(length: int, chunk: int, size: int) -> list[int]:
 def _block(
     queries: Stabilised, keys: Stabilised, values: Tensor, state: AttentionState, rho: float, real: Tensor | int
 ) -> tuple[Tensor, AttentionState]:
-    """One block of tokens, the way that suits it."""
+    """One block of tokens, by the faster of two ways that apply."""
     if not values.shape[2]:
         return values[..., :-1], state
-    # only a plain tensor on a CPU may be asked what it holds
+    # only the contents of a plain tensor on a CPU can be read without waiting
     plain = values.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
     if plain and (keys.amplitude is None or _narrow(keys.amplitude, state.reference)):
         return _one_reference(queries, keys, values, state, rho, real)
@@ -175,7 +176,7 @@ def _block(
 def _one_reference(
     queries: Stabilised, keys: Stabilised, values: Tensor, state: AttentionState, rho: float, real: Tensor | int
 ) -> tuple[Tensor, AttentionState]:
-    """A block whose amplitudes, if any, lie so near each other that one reference serves all."""
+    """A block whose amplitudes, if any, are so close to each other that they share one reference."""
     sums, bound_sum, reference = state.sums, state.bound_sum, state.reference
     weight = None
     if keys.amplitude is not None:
@@ -196,7 +197,7 @@ def _one_reference(
 
 
 def _hidden(empty: Tensor, amplitude: Tensor, before: Tensor) -> bool:
-    """Whether a row (B, H, N) seems to be without keys only because a later key is larger than all that it sees."""
+    """Whether a row (B, H, N) looks empty only because a later key is larger than all that it sees."""
     if not empty.any():
         return False
     seen = torch.maximum(amplitude.detach().cummax(-1).values, before[..., None])
@@ -213,7 +214,7 @@ def _reference_per_query(
     chunk: int = CHUNK,
     group: int = 1,
 ) -> tuple[Tensor, AttentionState]:
-    """A block of whole chunks, or of fewer tokens than one, all chunks at once; any amplitudes."""
+    """A block of whole chunks, or of fewer tokens than one chunk, for any amplitudes; all chunks at once."""
     chunks = max(1, values.shape[2] // chunk)
 
     def cut(x: Tensor | None) -> Tensor | None:  # (B, H, N, .) -> (B, H, C, n, .)
@@ -222,7 +223,7 @@ def _reference_per_query(
     q, k, v = cut(queries.features), cut(keys.features), cut(values)
     query_bound, key_bound, amplitude = cut(queries.bound), cut(keys.bound), cut(keys.amplitude)
 
-    # 1. what each chunk adds, and from it what lies before each chunk
+    # 1. the sum of each chunk, and from these the sums before each chunk
     weight, reference = None, None
     mix = v.new_ones(chunks + 1, chunks + 1).tril()
     if amplitude is not None:
@@ -234,7 +235,7 @@ def _reference_per_query(
         outside, reference = largest[..., :-1, None], largest[..., -1]
     before, after = _running(state.sums, k.mT @ (v if weight is None else v * weight), mix)
 
-    # 2. dense weights inside the chunk, and what came before it
+    # 2. dense weights inside the chunk, and the sums before it
     inside, weighted = q @ k.mT, q @ before
     group_of = torch.arange(inside.shape[-1], device=v.device) // group
     later = group_of[:, None] < group_of
@@ -262,11 +263,11 @@ def _reference_per_query(
 
 
 def _running(first: Tensor, sums: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
-    """What is summed before each chunk (B, H, C, .) and after the last (B, H, .).
+    """The sums before each chunk (B, H, C, .) and after the last (B, H, .).
 
     Args:
-        first: (B, H, .) before all.
-        sums: (B, H, C, .) of each chunk.
+        first: (B, H, .), the sum before all chunks.
+        sums: (B, H, C, .), the sum of each chunk.
         mix: (..., C + 1, C + 1) factors on ``first`` and the chunks, rows as in the result.
     """
     stacked = torch.cat([first[:, :, None], sums], 2).flatten(3)
@@ -275,7 +276,7 @@ def _running(first: Tensor, sums: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _narrow(amplitude: Tensor, reference: Tensor) -> bool:
-    """Whether all amplitudes may share one reference. Only asked on a CPU: on a GPU one would wait for the answer."""
+    """Whether all amplitudes can share one reference. Only used on a CPU: a GPU would have to be waited for."""
     every = torch.cat([amplitude.detach(), reference[..., None]], -1)
     least = every.masked_fill(every == -torch.inf, torch.inf).amin(-1)
     return bool((every.amax(-1) - least <= NARROW).all())

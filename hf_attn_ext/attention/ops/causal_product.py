@@ -1,9 +1,9 @@
-"""The causal product, the core of the causal form on a CPU, with its gradient in closed form. Source: ours.
+"""The causal product, the core of causal attention on a CPU, with its gradient in closed form. Source: ours.
 
     out_i = q_i . state + sum_{j <= i} (q_i . k_j) v_j        state' = state + sum_j k_j v_j^T
 
-Chunk after chunk: dense weights inside the chunk, and one running sum that is updated in place and never leaves the
-cache. Autograd would keep every chunk's sum for the backward pass; here it is computed again.
+It is computed chunk by chunk: dense weights inside the chunk, and one running sum that is updated in place and stays in
+the cache. Autograd would store the sum of every chunk for the backward pass; here it is computed again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ class _CausalProduct(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """Of :class:`_CausalProduct`. ``once_differentiable`` would not do: it only raises where nothing else leads to the
-    tensor asked for; elsewhere gradients of gradients would lack a part unseen.
+    """The gradients of :class:`_CausalProduct`.
+
+    ``once_differentiable`` is not enough: it only raises if no other path leads to the tensor. Otherwise gradients of
+    gradients would silently lack a part.
     """
 
     @staticmethod
@@ -71,13 +73,13 @@ class _Gradients(torch.autograd.Function):
 
 
 def causal_product(q: Tensor, k: Tensor, v: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """The sums above for every batch row and head.
+    """Return the sums above for every batch row and head.
 
     Args:
         q, k: (B, H, N, F).
         v: (B, H, N, D).
         state: (B, H, F, D).
-        chunk: tokens that are treated densely.
+        chunk: tokens with dense weights.
 
     Returns:
         (B, H, N, D), and the new state (B, H, F, D).

@@ -1,4 +1,4 @@
-"""The checks, casts and feature maps that every form shares."""
+"""The checks, casts and prepared feature maps that all operations share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hf_attn_ext.attention.feature_map import FeatureMap, Features, Side
 from hf_attn_ext.attention.normaliser import Stabilised, stabilise
 from hf_attn_ext.errors import AttnExtError
 
-# Elements of the features of one block of tokens. Blocks fit in a CPU's cache, where an exponential costs a third.
+# Features of one block of tokens. Blocks fit in a CPU's cache, where an exponential takes a third of the time.
 CPU_BLOCK = 2**20
 
 
 def check_inputs(
     query: Tensor, key: Tensor, value: Tensor | None, feature_map: FeatureMap, key_padding_mask: Tensor | None
 ) -> None:
-    """Raise :class:`AttnExtError` where shapes don't fit together, naming the shape."""
+    """Raise :class:`AttnExtError` if shapes or dtypes do not fit together; the message names them."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if torch.is_tensor(x) and not x.is_floating_point():
             raise AttnExtError(f"{name} has dtype {x.dtype}; attention takes float16, bfloat16, float32 or float64")
@@ -38,21 +38,25 @@ def check_inputs(
         if tuple(key_padding_mask.shape) != expected:
             raise AttnExtError(
                 f"key_padding_mask has shape {tuple(key_padding_mask.shape)}, expected (batch, keys) = {expected}"
-                "; a mask over pairs of tokens goes to naive_attention(mask=...)"
+                "; use naive_attention(mask=...) for a mask over pairs of tokens"
             )
         if key_padding_mask.dtype != torch.bool:
             raise AttnExtError(f"key_padding_mask must be bool, True = real token; got {key_padding_mask.dtype}")
 
 
 def check_causal(query: Tensor, key: Tensor) -> None:
-    """Raise where query i has no key i."""
+    """Raise :class:`AttnExtError` unless there are as many queries as keys."""
     if query.shape[2] != key.shape[2]:
         raise AttnExtError(f"causal attention takes as many queries as keys, got {query.shape[2]} and {key.shape[2]}")
 
 
 def score_factor(feature_map: FeatureMap, scaling: float | None) -> float | None:
-    """The factor on queries and on keys that turns the map's ``exp(q . k / sqrt(head_dim))`` into the model's
-    ``exp(q . k * scaling)``; None where it is 1.
+    """Return the factor of queries and keys that turns ``exp(q . k / sqrt(head_dim))`` into ``exp(q . k * scaling)``.
+
+    The first is the softmax that feature maps approximate, the second the model's. None stands for a factor of 1.
+
+    Raises:
+        AttnExtError: ``scaling`` is negative or not finite.
     """
     if scaling is None:
         return None
@@ -63,35 +67,36 @@ def score_factor(feature_map: FeatureMap, scaling: float | None) -> float | None
 
 
 def mapper(feature_map: FeatureMap, side: Side, dtype: torch.dtype, scaling: float | None) -> Callable[..., Stabilised]:
-    """Bind ``feature_map`` for one call: ``(x, positions=None, padded=None) -> Stabilised``.
+    """Return one side of ``feature_map``, prepared for a call: ``(x, positions=None, padded=None) -> Stabilised``.
 
-    ``x`` (B, H, n, d) may be any block of the tokens, in any float dtype; features come in ``dtype``.
-    ``positions`` (B, n) is only read by maps that use them, ``padded`` is (B, 1, n, 1).
+    ``x`` (B, H, n, d) is any block of the tokens, in any floating dtype; the features have ``dtype``. ``positions``
+    (B, n) is only read by maps that use positions; ``padded`` is (B, 1, n, 1) bool.
     """
     factor = score_factor(feature_map, scaling)
-    where = feature_map.uses_positions
+    uses_positions = feature_map.uses_positions
     bound_map = None if is_hooked(feature_map) else feature_map.bind(side, dtype)
 
     def apply(x: Tensor, positions: Tensor | None = None, padded: Tensor | None = None) -> Stabilised:
         x = x.to(dtype)
         if factor is not None:
             x = x * factor
-        places = (positions,) if where else ()
-        features: Features = feature_map(x, side, *places) if bound_map is None else bound_map(x, *places)
+        more = (positions,) if uses_positions else ()
+        features: Features = feature_map(x, side, *more) if bound_map is None else bound_map(x, *more)
         return stabilise(features, feature_map.signed, padded)
 
     return apply
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody waits for the module to be called, as accelerate does to fetch offloaded weights."""
+    """Return whether the module has hooks on its call, such as accelerate's, which fetches offloaded weights."""
     return "forward" in module.__dict__ or bool(module._forward_pre_hooks) or bool(module._forward_hooks)
 
 
 @torch.compiler.assume_constant_result
 def transformed() -> bool:
-    """Whether function transforms (torch.func) or forward-mode derivatives are at work: the compiled operator has none,
-    and tensors have no memory of their own.
+    """Return whether function transforms (torch.func) or forward-mode derivatives are active.
+
+    The native op does not support them, and their tensors have no memory of their own.
     """
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
@@ -99,7 +104,7 @@ def transformed() -> bool:
 def token_positions(
     feature_map: FeatureMap, x: Tensor, key_padding_mask: Tensor | None, start: Tensor | int = 0
 ) -> Tensor | None:
-    """Positions (B, N) of tokens among the real ones, from ``start`` (B, 1) or 0; None for maps that use none."""
+    """Return positions (B, N) among the real tokens, from ``start`` (B, 1) or 0; None for maps without positions."""
     if not feature_map.uses_positions:
         return None
     if key_padding_mask is None:
@@ -107,18 +112,18 @@ def token_positions(
     return (key_padding_mask.long().cumsum(-1) - 1 + start).clamp_min(0)
 
 
-def padded_places(key_padding_mask: Tensor | None) -> Tensor | None:
-    """(B, N), True = real token, to (B, 1, N, 1), True = padding."""
+def padded_positions(key_padding_mask: Tensor | None) -> Tensor | None:
+    """Return a padding mask (B, N), True = real token, as (B, 1, N, 1), True = padding."""
     return None if key_padding_mask is None else ~key_padding_mask[:, None, :, None]
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
-    """At least float32; float64 models stay in float64."""
+    """Return float32, or float64 for float64 tensors."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def block_size(x: Tensor, feature_map: FeatureMap, multiple: int = 64) -> int:
-    """How many tokens to treat at once: all of them on a GPU or in a traced graph, a cache's worth on a CPU."""
+    """Return the number of tokens in a block: all on a GPU or in a traced graph, as many as fit a cache on a CPU."""
     length = x.shape[2]
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return max(length, 1)
@@ -127,19 +132,22 @@ def block_size(x: Tensor, feature_map: FeatureMap, multiple: int = 64) -> int:
 
 
 class Outputs:
-    """Blocks of outputs, put together: written in place where no gradient is wanted.
+    """Collects blocks of outputs; without gradients they are written into one tensor in place.
 
     Args:
-        like: the values (B, H, Nk, d_v), whose dtype the output has.
+        like: the values (B, H, Nk, d_v); the output has their dtype.
         length: Nq.
     """
 
-    def __init__(self, like: Tensor, length: int):
-        self.dtype, self.blocks, self.whole, self.filled = like.dtype, [], None, 0
+    def __init__(self, like: Tensor, length: int) -> None:
+        self.dtype, self.filled = like.dtype, 0
+        self.blocks: list[Tensor] = []
+        self.whole: Tensor | None = None
         if not torch.is_grad_enabled() and not transformed():
             self.whole = like.new_empty(*like.shape[:2], length, like.shape[3])
 
     def add(self, block: Tensor) -> None:
+        """Append the outputs (B, H, n, d_v) of the next n queries."""
         if self.whole is None:
             self.blocks.append(block.to(self.dtype))
         else:
@@ -147,13 +155,14 @@ class Outputs:
             self.filled += block.shape[2]
 
     def join(self) -> Tensor:
+        """Return all outputs, (B, H, Nq, d_v)."""
         if self.whole is not None:
             return self.whole
         return self.blocks[0] if len(self.blocks) == 1 else torch.cat(self.blocks, 2)
 
 
 def drop_tokens(values: Tensor, dropout_p: float) -> Tensor:
-    """Attention dropout on the value side: whole tokens, per head; the rest is scaled up."""
+    """Apply attention dropout to the values: drop whole tokens, per head, and scale up the rest."""
     if not dropout_p:
         return values
     keep = torch.rand(values.shape[:-1], device=values.device) >= dropout_p
@@ -161,6 +170,6 @@ def drop_tokens(values: Tensor, dropout_p: float) -> Tensor:
 
 
 def check_dropout(dropout_p: float) -> None:
-    """Raise where ``dropout_p`` is no probability below 1."""
+    """Raise :class:`AttnExtError` unless ``dropout_p`` is a probability below 1."""
     if not 0 <= dropout_p < 1:
         raise AttnExtError(f"dropout_p must lie between 0 and 1, 1 excluded, got {dropout_p!r}")

@@ -1,4 +1,4 @@
-"""The entry to all linear-time forms."""
+"""``linear_attention``, the function for all kinds of attention in linear time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def linear_attention(
     scaling: float | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """Kernel attention in linear time and memory: O(N d d') for feature_dim d'.
+    """Compute kernel attention in linear time and memory, O(N d d') for feature_dim d'.
 
     Args:
         q, k: (B, H, N, d), any float dtype; features and sums are computed in float32 (float64 for float64),
@@ -37,22 +37,22 @@ def linear_attention(
         feature_map: from :func:`make_feature_map`.
         causal: query i sees keys 0..i (as many queries as keys); :func:`causal_attention` also continues from a state.
         key_padding_mask: (B, N) bool, True = real token. Padded keys have no weight and get gradient exactly 0.
-        order: who sees whom, as a :class:`.Poset` or a :class:`.MaskSpec` of N positions, or a list of them, one a
-            batch row; as many queries as keys. The mask must be dense: a position attends to itself, and to all whose
-            information reaches it. Exact, in time O(N w d d') for the w chains that cover what is seen (1 for causal
-            and block two-stream masks, 2 for butterfly). The order is prepared when first used, and remembered. Maps
-            that use positions get a MaskSpec's ``position_ids``.
+        order: which positions see which, as a :class:`.Poset` or a :class:`.MaskSpec` of N positions, or a list with
+            one per batch row; as many queries as keys. The mask must be dense: a position attends to itself and to
+            all positions whose information reaches it. The result is exact, in time O(N w d d') for the w chains that
+            cover the positions seen (1 for causal and block two-stream masks, 2 for butterfly masks). The order is
+            prepared at first use, and kept. Maps that use positions get the ``position_ids`` of a MaskSpec.
         scaling: the model's factor of the scores; None is ``d^-1/2``.
-        dropout_p: attention dropout. Weights of single pairs don't exist here, so whole key tokens are dropped
-            on the value side, per head, and the rest scaled by ``1 / (1 - dropout_p)``. The normaliser is left whole.
+        dropout_p: attention dropout. There are no weights of single pairs, so whole key tokens are dropped from the
+            values, per head, and the rest is scaled by ``1 / (1 - dropout_p)``. The normaliser does not change.
 
     Returns:
         (B, H, N, d_v) in v's dtype. A query that sees no real key gives 0.
 
     Raises:
-        AttnExtError: shapes or dtypes that don't fit; ``dropout_p`` or ``scaling`` out of range; an order of another
-            length or type, with ``causal``, or whose mask is not dense: the message names a position and what reaches
-            it unattended; ``spec.densify()`` is dense.
+        AttnExtError: shapes or dtypes do not fit; ``dropout_p`` or ``scaling`` is out of range; an order has another
+            length or type, is given together with ``causal``, or has a mask that is not dense (``spec.densify()``
+            is).
 
     Example:
         >>> feature_map = make_feature_map("flexformer_p", num_heads=2, head_dim=8, num_features=16)
@@ -63,10 +63,10 @@ def linear_attention(
         >>> linear_attention(q, k, v, feature_map, order=spec).shape
         torch.Size([1, 2, 100, 8])
 
-    Source: the forms of linear attention are known; over partial orders it is ours (:mod:`.partial_order`).
+    Source: linear attention, arXiv 2006.16236; over partial orders ours (:mod:`.order`).
     """
     if order is not None and causal:
-        raise AttnExtError("give causal=True or an order, not both; masks.causal(n) is the causal order")
+        raise AttnExtError("give causal=True or an order, not both: masks.causal(n) is the causal order")
     if causal:
         return causal_attention(q, k, v, feature_map, None, key_padding_mask, scaling, dropout_p)[0]
     check_inputs(q, k, v, feature_map, key_padding_mask)

@@ -1,4 +1,4 @@
-"""The dense reference: all N x N kernel weights, any mask. Every fast form is tested against it."""
+"""The dense reference: all N x N kernel weights, under any mask. All fast operations are tested against it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_attn_ext.attention.feature_map import FeatureMap
 from hf_attn_ext.attention.normaliser import floored
 from hf_attn_ext.errors import AttnExtError
 
-from .inputs import accumulation_dtype, check_causal, check_inputs, mapper, padded_places, token_positions
+from .inputs import accumulation_dtype, check_causal, check_inputs, mapper, padded_positions, token_positions
 
 
 def attention_weights(
@@ -22,7 +22,7 @@ def attention_weights(
     scaling: float | None = None,
     query_positions: Tensor | None = None,
 ) -> Tensor:
-    """The normalised weights of kernel attention, which softmax's would be; signed where the kernel is.
+    """Return the normalised weights of kernel attention; they can be negative for signed kernels.
 
     Args:
         q: (B, H, Nq, d); Nq may differ from Nk, as for a subset of the queries.
@@ -32,14 +32,14 @@ def attention_weights(
         key_padding_mask: (B, Nk) bool, True = real token.
         mask: (Nq, Nk) or (B, Nq, Nk) bool, True = may attend.
         scaling: the model's factor of the scores; None is ``d^-1/2``.
-        query_positions: (B, Nq) int64, where the queries stand among the real tokens; only read by maps that use
-            positions, and only needed where the queries are not those of the keys' tokens.
+        query_positions: (B, Nq) int64, positions of the queries among the real tokens; only read by maps that use
+            positions, and only needed if queries and keys belong to different tokens.
 
     Returns:
         (B, H, Nq, Nk) in float32, or float64 for float64 inputs. A query without any key has weights 0.
 
     Raises:
-        AttnExtError: shapes that don't fit.
+        AttnExtError: shapes or dtypes do not fit.
 
     Example:
         >>> feature_map = make_feature_map("hedgehog", 2, 8, 16)
@@ -54,10 +54,12 @@ def attention_weights(
         positions = token_positions(feature_map, k, key_padding_mask)
         if query_positions is None:
             if feature_map.uses_positions and k.shape[2] not in (0, q.shape[2]):
-                raise AttnExtError(f"kernel {feature_map.kernel!r} needs query_positions where queries are a subset")
+                raise AttnExtError(
+                    f"kernel {feature_map.kernel!r} uses positions: give query_positions for a subset of the queries"
+                )
             query_positions = positions if k.shape[2] else token_positions(feature_map, q, None)
         query = mapper(feature_map, "query", dtype, scaling)(q, query_positions)
-        key = mapper(feature_map, "key", dtype, scaling)(k, positions, padded_places(key_padding_mask))
+        key = mapper(feature_map, "key", dtype, scaling)(k, positions, padded_positions(key_padding_mask))
         scores = query.features @ key.features.mT
         bounds = None if key.bound is None else query.bound @ key.bound.mT
         if allowed is not None:
@@ -85,14 +87,24 @@ def naive_attention(
     mask: Tensor | None = None,
     scaling: float | None = None,
 ) -> Tensor:
-    """Kernel attention by its dense weights: quadratic time and memory, any mask. Arguments as
-    :func:`attention_weights`.
+    """Compute kernel attention from its dense weights, in quadratic time and memory, under any mask.
 
     Args:
+        q, k: (B, H, Nq, d), (B, H, Nk, d).
         v: (B, H, Nk, d_v).
+        feature_map, causal, key_padding_mask, mask, scaling: as in :func:`attention_weights`.
 
     Returns:
         (B, H, Nq, d_v) in v's dtype.
+
+    Raises:
+        AttnExtError: shapes or dtypes do not fit.
+
+    Example:
+        >>> feature_map = make_feature_map("hedgehog", 2, 8, 16)
+        >>> q = k = v = torch.randn(1, 2, 5, 8)
+        >>> naive_attention(q, k, v, feature_map, mask=torch.eye(5, dtype=torch.bool)).allclose(v)
+        True
     """
     check_inputs(q, k, v, feature_map, key_padding_mask)
     weights = attention_weights(q, k, feature_map, causal, key_padding_mask, mask, scaling)
@@ -101,7 +113,7 @@ def naive_attention(
 
 
 def _allowed(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | None:
-    """One bool mask (1 or B, 1, Nq, Nk) of the pairs that may attend, or None for all."""
+    """Return one bool mask (1 or B, 1, Nq, Nk) of the pairs that may attend, or None for all."""
     size = (q.shape[2], k.shape[2])
     allowed = None
     if mask is not None:

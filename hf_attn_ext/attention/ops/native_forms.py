@@ -1,6 +1,7 @@
-"""The causal and the bidirectional form by the native op, where it is built and takes the call.
+"""Causal and bidirectional attention by the native op, if it is built and supports the call.
 
-It computes what the plain forms compute, which remain for all else: other devices, dropout, other kernels.
+It computes the same as torch's own operations, which are used otherwise: on other devices, with dropout, for other
+kernels.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from .state import AttentionState
 def fused_features(
     q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureMap, dropout_p: float, maps: BoundMaps | None = None
 ) -> SoftmaxFeatures | None:
-    """What the native op needs of the map, kept in ``maps``; None where it is not built, or does not take this
-    call.
+    """Return the feature map as the native op needs it, from ``maps`` if it is kept there.
+
+    None if the native op is not built or does not support this call.
     """
     if dropout_p or any(x.device.type != "cpu" for x in (q, k, v, next(feature_map.parameters(), q))):
         return None
@@ -42,7 +44,7 @@ def fused_causal(
     key_padding_mask: Tensor | None,
     scaling: float | None,
 ) -> tuple[Tensor, AttentionState]:
-    """As :func:`causal_attention`, which has checked the arguments."""
+    """Compute :func:`causal_attention`, which has checked the arguments."""
     batch, _heads, length, _ = q.shape
     if state is None:
         sums, reference = _no_keys(q, v, features)
@@ -63,7 +65,7 @@ def fused_bidirectional(
     key_padding_mask: Tensor | None,
     scaling: float | None,
 ) -> Tensor:
-    """As :func:`bidirectional_attention`."""
+    """Compute :func:`bidirectional_attention`."""
     empty = _no_keys(q, v, features)
     return _attend(features, q, k, v, feature_map, key_padding_mask, scaling, *empty, False)[0]
 

@@ -1,4 +1,4 @@
-"""What linear attention remembers of the keys and values it has seen: sums, whose size no context changes."""
+"""The state of linear attention: sums over the keys and values so far, of constant size."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hf_attn_ext.attention.normaliser import Stabilised, relative
 
 @dataclasses.dataclass
 class AttentionState:
-    """Sums over the keys so far, each key's amplitude taken relative to ``reference``.
+    """Sums over the keys so far, with the amplitude of each key relative to ``reference``.
 
     Attributes:
-        sums: (B, H, F, d_v + 1), ``sum_k exp(a_k - reference) phi(k) [v_k, 1]^T``, so that the last column sums the
-            features themselves; float32, float64 for float64 models.
-        bound_sum: (B, H, M), the same sum of the bounds, or None where the kernel needs no floor.
+        sums: (B, H, F, d_v + 1), ``sum_k exp(a_k - reference) phi(k) [v_k, 1]^T``, so the last column sums the
+            features themselves; float32, or float64 for float64 models.
+        bound_sum: (B, H, M), the same sum of the bounds; None if the kernel needs no floor.
         reference: (B, H), the largest amplitude so far, -inf before any key; None for kernels without amplitudes.
         length: (B,) int64, real tokens seen.
 
@@ -36,6 +36,7 @@ class AttentionState:
 
     @property
     def batch_size(self) -> int:
+        """Number of sequences."""
         return self.sums.shape[0]
 
     @property
@@ -44,11 +45,11 @@ class AttentionState:
         return sum(x.nbytes for x in self._tensors().values() if x is not None)
 
     def select(self, rows: Tensor) -> AttentionState:
-        """The state of these batch rows (int64 indices), in this order: beams are reordered with it."""
+        """Return the state of the batch rows ``rows``, int64 indices, in that order, as beam search needs it."""
         return self.map(lambda x: x.index_select(0, rows.to(x.device)))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> AttentionState:
-        """A state whose tensors are ``change`` of this one's."""
+        """Return a state with ``change`` applied to every tensor."""
         return AttentionState(**{name: None if x is None else change(x) for name, x in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Tensor | None]:
@@ -56,16 +57,16 @@ class AttentionState:
 
 
 def with_ones(values: Tensor) -> Tensor:
-    """(..., d_v) to (..., d_v + 1): numerator and denominator then come from one product."""
+    """Append a column of ones, (..., d_v) to (..., d_v + 1): one product then gives numerator and denominator."""
     return functional.pad(values, (0, 1), value=1.0)
 
 
 def add_keys(state: AttentionState | None, keys: Stabilised, values: Tensor, real: Tensor | int) -> AttentionState:
-    """The state after more keys.
+    """Return the state after more keys.
 
     Args:
-        state: before, or None.
-        keys: stabilised (B, H, N, .).
+        state: the state before these keys, or None.
+        keys: stabilised features, (B, H, N, .).
         values: (B, H, N, d_v + 1) from :func:`with_ones`, in the features' dtype.
         real: how many of the keys are real, (B,) or a number.
     """
@@ -89,7 +90,7 @@ def add_keys(state: AttentionState | None, keys: Stabilised, values: Tensor, rea
 
 
 def weighted_sum(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Sum (..., N, F) over N with weights (..., N, 1)."""
+    """Return the sum of (..., N, F) over N, with weights (..., N, 1) or None."""
     return x.sum(-2) if weight is None else (x * weight).sum(-2)
 
 
@@ -100,7 +101,7 @@ def _plus(new: Tensor, old: Tensor, decay: Tensor | None) -> Tensor:
 
 
 def empty_state(values: Tensor, keys: Stabilised) -> AttentionState:
-    """The state before any key, shaped for ``keys`` and ``values`` as :func:`add_keys` takes them."""
+    """Return the state before any key, in the shapes of ``keys`` and ``values`` of :func:`add_keys`."""
     batch, heads, _, features = keys.features.shape
     return AttentionState(
         values.new_zeros(batch, heads, features, values.shape[-1]),
@@ -111,6 +112,6 @@ def empty_state(values: Tensor, keys: Stabilised) -> AttentionState:
 
 
 def read(state: AttentionState, queries: Stabilised) -> tuple[Tensor, Tensor | None]:
-    """What queries (B, H, N, .) get from a state: (B, H, N, d_v + 1) for :func:`divide`, and the bound (B, H, N, 1)."""
+    """Read a state with queries (B, H, N, .): (B, H, N, d_v + 1) for :func:`divide`, and the bound (B, H, N, 1)."""
     bound = None if state.bound_sum is None else queries.bound @ state.bound_sum[..., None]
     return queries.features @ state.sums, bound

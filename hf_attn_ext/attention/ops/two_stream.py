@@ -1,8 +1,8 @@
-"""Two streams at inference: clean tokens continue a state, and a block of mask tokens reads it. Source: ours.
+"""Two-stream attention at inference: clean tokens continue a state, and a block of mask tokens reads it. Source: ours.
 
-The order of block two-stream masks (:func:`hf_attn_ext.hasse.masks.block_two_stream`), one pass at a time: a mask token
-sees what is clean before its block, which is the state, and its own block, which nobody else sees. So mask tokens never
-enter the state that is kept.
+It applies the order of block two-stream masks (:func:`hf_attn_ext.hasse.masks.block_two_stream`) one pass at a time. A
+mask token sees the clean tokens before its block, which are the state, and its own block, which no other token sees.
+So mask tokens never enter the returned state.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ def two_stream_attention(
     dropout_p: float = 0.0,
     maps: BoundMaps | None = None,
 ) -> tuple[Tensor, AttentionState | None]:
-    """N clean tokens, which see ``state`` and each other in order, and l mask tokens, which see all of that and their
-    whole block.
+    """Compute attention of n clean tokens and a block of l mask tokens.
+
+    Clean tokens see ``state`` and each other in order. Mask tokens see ``state``, the clean tokens and all of their
+    block.
 
     Args:
         q, k, v: (B, H, n + l, d), (B, H, n + l, d), (B, H, n + l, d_v); clean tokens first.
         feature_map, scaling, dropout_p, maps: as in :func:`causal_attention`.
-        state: of the clean tokens before these; None: there are none. It is not changed.
+        state: of the clean tokens before these; None if there are none. It is not changed.
         clean: (B, n) bool, True = real token; n may be 0.
         block: (B, l) bool, True = real mask token; l is at least 1.
-        group: clean tokens that see each other whole, as in :func:`causal_attention`; 1: in order.
+        group: size of groups of clean tokens that all see each other, as in :func:`causal_attention`; 1: in order.
 
     Returns:
-        (B, H, n + l, d_v) in v's dtype, and the state after the clean tokens; None where there are none yet.
+        (B, H, n + l, d_v) in v's dtype, and the state after the clean tokens; None if there are none yet.
 
     Raises:
-        AttnExtError: masks of another size, and what :func:`causal_attention` raises.
+        AttnExtError: the masks have another size; and as :func:`causal_attention`.
 
     Example:
         >>> feature_map = make_feature_map("flexformer_p", 2, 8, 16)
@@ -59,8 +61,8 @@ def two_stream_attention(
     parts = [clean.shape[1], block.shape[1]]
     if sum(parts) != k.shape[2] or not parts[1]:
         raise AttnExtError(
-            f"clean is {tuple(clean.shape)} and block {tuple(block.shape)}, which must be all of the {k.shape[2]} "
-            "tokens, one of them of the block at least"
+            f"clean is {tuple(clean.shape)} and block {tuple(block.shape)}: together they must cover the {k.shape[2]} "
+            "tokens, at least one of them in the block"
         )
     first, last = zip(*(x.split(parts, 2) for x in (q, k, v)), strict=True)
     outputs = []

@@ -318,7 +318,7 @@ def test_a_gpu_gives_the_same(spec):
         (object(), ["order must be a hasse.Poset or MaskSpec, got object"]),
         (torch.ones(6, 6), ["got Tensor", "Poset.from_mask(mask)"]),
         (Task("abcdef", {}, np.tri(6)), ["got Task; give its poset"]),
-        (masks.causal(5), ["order has 5 positions, query and key 6"]),
+        (masks.causal(5), ["order has 5 positions, but query and key have 6"]),
         ([masks.causal(6)], ["order holds 1 orders for 2 batch rows"]),
         ([], ["order holds 0 orders"]),
         ([masks.causal(6), masks.causal(7)], ["order[1] has 7 positions"]),

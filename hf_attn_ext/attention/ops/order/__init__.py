@@ -1,4 +1,4 @@
-"""Linear attention over a partial order: its plan, its two products, and the operation itself.
+"""Linear attention over a partial order: the operation, its plan and its two products.
 
-Imports ``hasse`` and the other operations of :mod:`hf_attn_ext.attention.ops`.
+It imports :mod:`hf_attn_ext.hasse` and the other operations of :mod:`hf_attn_ext.attention.ops`.
 """

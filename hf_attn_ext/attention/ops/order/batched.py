@@ -1,7 +1,7 @@
-"""The product over an order with all tiles at once: for GPUs, and for keys whose amplitudes lie far apart.
+"""The product over an order with all tiles at once, for GPUs and for keys of very different amplitudes.
 
-A query's weights are taken relative to the largest amplitude among all keys that it sees, over all chains: every factor
-is at most 1, so nothing overflows, and a query that sees small keys only keeps them.
+The weights of a query are relative to the largest amplitude of all keys that it sees, over all chains. Every factor is
+at most 1, so nothing overflows, and a query that sees only keys of small amplitude keeps them.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from torch.nn import functional
 
 from hf_attn_ext.attention.normaliser import Stabilised, relative
 
-from .plan import CHUNK, OrderPlan, Places
+from .plan import CHUNK, OrderPlan, Positions
 
-_GROUP = 16  # running sums that one product makes
+_GROUP = 16  # running sums per product
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchedPlan:
-    """A plan as tensors on one device. Tiles and reads are filled up to ``CHUNK``.
+    """A plan as tensors on one device. Tiles and reads are padded to ``CHUNK``.
 
     Attributes:
         size: N.
-        keys, real: (T, CHUNK) positions, and whether there is one.
+        keys, real: (T, CHUNK) positions of the keys, and False for padding.
         chains: (start, stop) tiles of the chains with running sums. Sum 0 is empty; sum ``s + 1`` comes after the
-            ``s``-th tile of these chains, counted in a row.
-        queries, targets: (R, CHUNK) positions to read from (0 where there is none) and to write to (N there).
+            ``s``-th tile of these chains, counted over all of them.
+        queries, targets: (R, CHUNK) positions to read from (0 for padding) and to write to (N for padding).
         tile, state: (R,) the tile and the running sum that are read.
-        sees: (R, CHUNK, CHUNK) which keys of the tile.
-        late_queries, late_targets, late_state: the same of those who read a running sum alone.
-        alone: positions that only themselves see.
+        sees: (R, CHUNK, CHUNK) bool, the keys of the tile that a query sees.
+        late_queries, late_targets, late_state: the same for queries that read a running sum only.
+        alone: positions that no other position sees.
     """
 
     size: int
@@ -55,10 +55,10 @@ _plans: weakref.WeakKeyDictionary[OrderPlan, dict[torch.device, BatchedPlan]] = 
 
 
 def batched_plan(plan: OrderPlan, device: torch.device) -> BatchedPlan:
-    """The plan's tensors on a device, made when first asked for and kept while the plan lives."""
+    """Return the plan's tensors on a device, made at first use and kept as long as the plan."""
     known = _plans.setdefault(plan, {})
     if device not in known:
-        with torch.inference_mode(False):  # what is kept may serve training later
+        with torch.inference_mode(False):  # they may be used in training later
             known[device] = _make(plan, device)
     return known[device]
 
@@ -66,10 +66,10 @@ def batched_plan(plan: OrderPlan, device: torch.device) -> BatchedPlan:
 def order_sums(
     queries: Stabilised, keys: Stabilised, values: Tensor, plan: BatchedPlan
 ) -> tuple[Tensor, Tensor | None]:
-    """What every query gets: (B, H, N, d_v + 1) for :func:`.divide`, and the bound (B, H, N, 1) or None.
+    """Return the sums of every query, (B, H, N, d_v + 1) for :func:`.divide`, and the bound (B, H, N, 1) or None.
 
     Args:
-        queries, keys: stabilised, (B, H, N, .).
+        queries, keys: stabilised features, (B, H, N, .).
         values: (B, H, N, d_v + 1) from :func:`.with_ones`.
         plan: of an order of N positions.
     """
@@ -82,14 +82,14 @@ def order_sums(
 
 @dataclasses.dataclass
 class _Scales:
-    """Factors that keep exponentials in range; each is None, or 1 by a mask, where keys have no amplitudes.
+    """Factors that keep exponentials in range. For keys without amplitudes they are None, or masks of 0 and 1.
 
     Attributes:
-        pairs: (..., R, CHUNK, CHUNK) weights inside tiles, 0 where not seen.
-        own: (..., T, CHUNK, 1) a key's weight in its tile's sum, 0 where there is none.
-        fade, late: (..., R, CHUNK, 1) what a running sum has in a query's scale.
-        alone: (..., n, 1).
-        largest: (B, H, T) of each tile.
+        pairs: (..., R, CHUNK, CHUNK), weights inside tiles, 0 for keys that are not seen.
+        own: (..., T, CHUNK, 1), the weight of a key in its tile's sum, 0 for padding.
+        fade, late: (..., R, CHUNK, 1), factors from the scale of a running sum to that of a query.
+        alone: (..., n, 1), the same for positions that no other position sees.
+        largest: (B, H, T), the largest amplitude of each tile.
     """
 
     pairs: Tensor
@@ -106,19 +106,19 @@ def _scales(amplitude: Tensor | None, plan: BatchedPlan) -> _Scales:
     own = _gather(amplitude, plan.keys).masked_fill(~plan.real, -torch.inf)  # (B, H, T, n)
     with torch.no_grad():
         largest = own.amax(-1)
-        running = [largest[:, :, start:stop].cummax(-1).values for start, stop in plan.chains]
+        after_tiles = [largest[:, :, start:stop].cummax(-1).values for start, stop in plan.chains]
         empty = torch.full_like(amplitude[:, :, :1], -torch.inf)
-        running = torch.cat([empty, *running], -1)
+        running = torch.cat([empty, *after_tiles], -1)
         before, late = _gather(running, plan.state)[..., None], _gather(running, plan.late_state)[..., None]
         inside = torch.where(plan.sees, _gather(own, plan.tile)[..., None, :], -torch.inf).amax(-1)
-        seen = torch.full_like(functional.pad(amplitude, (0, 1)), -torch.inf)  # the last is the fillers'
-        for targets, found in (
+        seen = torch.full_like(functional.pad(amplitude, (0, 1)), -torch.inf)  # the last one is for padding
+        for targets, amplitudes in (
             (plan.targets, torch.maximum(inside, before)),
             (plan.late_targets, late.expand(-1, -1, -1, CHUNK)),
             (plan.alone, _gather(amplitude, plan.alone)),
         ):
             index = targets.flatten().expand(*seen.shape[:2], -1)
-            seen.scatter_reduce_(2, index, found.flatten(2), "amax")
+            seen.scatter_reduce_(2, index, amplitudes.flatten(2), "amax")
         seen = torch.where(seen.isfinite(), seen, 0.0)
     query = _gather(seen, plan.targets)
     pairs = _gather(own, plan.tile)[..., None, :] - query[..., None]
@@ -134,14 +134,14 @@ def _scales(amplitude: Tensor | None, plan: BatchedPlan) -> _Scales:
 
 def _product(q: Tensor, k: Tensor, v: Tensor, plan: BatchedPlan, scales: _Scales) -> Tensor:
     tiles, values = _gather(k, plan.keys), _gather(v, plan.keys)
-    states = [v.new_zeros(*v.shape[:2], 1, k.shape[3], v.shape[3])]
+    sums_before = [v.new_zeros(*v.shape[:2], 1, k.shape[3], v.shape[3])]
     for start, stop in plan.chains:
         some = slice(start, stop)
         own = scales.own[..., some, :, :]
         sums = tiles[:, :, some].mT @ (values[:, :, some] * own)
         largest = None if scales.largest is None else scales.largest[:, :, some]
-        states.append(_running(sums.flatten(3), largest).unflatten(3, sums.shape[3:]))
-    states = torch.cat(states, 2)
+        sums_before.append(_running(sums.flatten(3), largest).unflatten(3, sums.shape[3:]))
+    states = torch.cat(sums_before, 2)
 
     queries = _gather(q, plan.queries)
     inside = (queries @ _gather(tiles, plan.tile).mT * scales.pairs) @ _gather(values, plan.tile)
@@ -158,7 +158,7 @@ def _product(q: Tensor, k: Tensor, v: Tensor, plan: BatchedPlan, scales: _Scales
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:
-    """``x[:, :, index]``, whose gradient is added up without sorting."""
+    """``x[:, :, index]``, with a gradient that is summed without sorting."""
     return x.index_select(2, index.flatten()).unflatten(2, index.shape)
 
 
@@ -166,7 +166,7 @@ def _running(sums: Tensor, largest: Tensor | None) -> Tensor:
     """Running sums (B, H, T, .) over tiles, each relative to the largest amplitude so far.
 
     Args:
-        sums: (B, H, T, .), each relative to ``largest`` (B, H, T) of its own tile; None: all are on one scale.
+        sums: (B, H, T, .), each relative to ``largest`` (B, H, T) of its own tile; None: all have one scale.
     """
     if largest is None:
         return sums.cumsum(2)
@@ -190,7 +190,9 @@ def _running(sums: Tensor, largest: Tensor | None) -> Tensor:
 
 
 def _make(plan: OrderPlan, device: torch.device) -> BatchedPlan:
-    keys, real, chains = [], [], []
+    keys: list[Tensor] = []
+    real: list[Tensor] = []
+    chains: list[list[int]] = []
     reads: list[tuple[Tensor, int, int, Tensor]] = []
     late: list[tuple[Tensor, int]] = []
     states = 0
@@ -210,8 +212,8 @@ def _make(plan: OrderPlan, device: torch.device) -> BatchedPlan:
             reads += [
                 (some, number, state, rows) for some, rows in zip(queries.split(CHUNK), mask.split(CHUNK), strict=True)
             ]
-        for places in tile.after:
-            late += [(some, states) for some in _positions(places).split(CHUNK)]
+        for queries in tile.after:
+            late += [(some, states) for some in _positions(queries).split(CHUNK)]
 
     def filled(parts: list[Tensor], value: int) -> Tensor:
         rows = [functional.pad(part, (0, CHUNK - len(part)), value=value) for part in parts]
@@ -231,9 +233,9 @@ def _make(plan: OrderPlan, device: torch.device) -> BatchedPlan:
         "late_state": torch.tensor([state for _, state in late], dtype=torch.int64),
         "alone": torch.cat([torch.empty(0, dtype=torch.int64), *map(_positions, plan.alone)]),
     }
-    chains = tuple((start, stop) for start, stop in chains)
-    return BatchedPlan(plan.size, chains=chains, **{name: tensor.to(device) for name, tensor in made.items()})
+    spans = tuple((start, stop) for start, stop in chains)
+    return BatchedPlan(plan.size, chains=spans, **{name: tensor.to(device) for name, tensor in made.items()})
 
 
-def _positions(places: Places) -> Tensor:
-    return torch.arange(places.start, places.stop) if isinstance(places, slice) else places
+def _positions(positions: Positions) -> Tensor:
+    return torch.arange(positions.start, positions.stop) if isinstance(positions, slice) else positions

@@ -1,8 +1,8 @@
-"""What the form over an order needs to know of the order, prepared once: tiles of keys, and who reads them.
+"""The plan of attention over an order, prepared once: tiles of keys, and the queries that read them.
 
-A chain is cut in tiles of at most ``CHUNK`` keys. A query whose prefix of the chain ends inside a tile reads the
-running sum before the tile, and from the tile the keys of its prefix, densely, by a mask. Chains shorter than a tile
-carry no running sum; several share a tile. So do small classes that nobody else sees.
+A chain is cut into tiles of at most ``CHUNK`` keys. A query whose prefix of the chain ends inside a tile reads the
+running sum before the tile and, densely and by a mask, the keys of the tile that belong to its prefix. Chains shorter
+than a tile have no running sum; several share a tile. So do small classes that no other position sees.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,75 +23,75 @@ from torch import Tensor
 from hf_attn_ext.hasse import MaskSpec, Poset
 from hf_attn_ext.hasse.decomposition import ChainDecomposition, chain_decomposition
 
+T = TypeVar("T")
 CHUNK = 64  # keys
-READ = 512  # queries that read a tile at once
-_RUNS = 4  # runs of neighbouring positions that are taken one by one; more are gathered
-_KEPT = 32  # plans of closed forms that are remembered
+READ = 512  # queries that read a tile in one product
+_RUNS = 4  # up to so many runs of neighbouring positions are slices; more are gathered
+_KEPT = 32  # plans of masks in closed form in the cache
 
-Places = slice | Tensor  # positions: a run, or int64
+Positions = slice | Tensor  # a run, or int64
 
 
 class Read(NamedTuple):
-    """Queries, and the number of the mask (queries, keys) by which they see a tile."""
+    """Queries, and the index of the mask (queries, keys) of what they see of a tile."""
 
-    queries: Places
+    queries: Positions
     mask: int
 
 
 class Tile(NamedTuple):
-    """Keys, and who reads them.
+    """Keys, and the queries that read them.
 
     Attributes:
-        keys: their positions.
-        before: whether a running sum of keys comes before them, which all of ``inside`` see whole.
-        inside: who sees some of the keys.
-        after: who sees the running sum up to these keys, and nothing further of this chain.
-        carries: whether anybody reads the running sum with these keys in it.
+        keys: positions of the keys.
+        before: whether there is a running sum before these keys, which all queries in ``inside`` see entirely.
+        inside: queries that see some of the keys.
+        after: queries that see the running sum up to these keys, and no more of the chain.
+        carries: whether any query reads the running sum that includes these keys.
     """
 
-    keys: Places
+    keys: Positions
     before: bool
     inside: tuple[Read, ...]
-    after: tuple[Places, ...]
+    after: tuple[Positions, ...]
     carries: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OrderPlan:
-    """An order of ``size`` positions, ready for use; its tensors are on the CPU.
+    """The plan of an order of ``size`` positions; its tensors are on the CPU.
 
     Attributes:
         size: N.
-        tiles: a chain's tiles follow each other; ``before`` is False where one begins.
-        alone: positions that only themselves see.
+        tiles: the tiles, in the order of the chains; ``before`` is False at the start of a chain.
+        alone: positions that no other position sees.
         masks: bool (queries, keys), each once.
-        scattered: whether some places are no runs.
+        scattered: whether some positions are not runs.
     """
 
     size: int
     tiles: tuple[Tile, ...]
-    alone: tuple[Places, ...]
+    alone: tuple[Positions, ...]
     masks: tuple[Tensor, ...]
     scattered: bool
     _typed: dict[torch.dtype, tuple[Tensor, ...]] = dataclasses.field(default_factory=dict)
 
     def masks_in(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """The masks as factors of a dtype."""
+        """Return the masks as factors of a dtype."""
         if dtype not in self._typed:
-            with torch.inference_mode(False):  # what is kept may serve training later
+            with torch.inference_mode(False):  # they may be used in training later
                 self._typed[dtype] = tuple(mask.to(dtype) for mask in self.masks)
         return self._typed[dtype]
 
 
 def plan_of(order: Poset | MaskSpec) -> OrderPlan:
-    """Return the plan of an order, made when first asked for and kept while the order lives and its tables hold what
-    they held.
+    """Return the plan of an order, made at first use and kept as long as the order and its tables do not change.
 
-    Plans of masks in closed form are kept by form, options and size instead: a mask that is made anew for every batch
-    is prepared once.
+    Plans of masks in closed form are kept by form, options and size, so a mask that is made anew for every batch is
+    prepared once.
 
     Raises:
-        AttnExtError: a mask that is not dense.
+        AttnExtError: the mask is not dense.
     """
     key = _form_key(order)
     if key is not None:
@@ -102,46 +102,49 @@ def plan_of(order: Poset | MaskSpec) -> OrderPlan:
                     _by_form.popitem(last=False)
             _by_form.move_to_end(key)
             return _by_form[key]
-    number, tables = id(order), _written(order)  # orders compare by what they hold, which takes long
-    reference, held, plan = _by_object.get(number, (None, None, None))
-    if reference is None or reference() is not order or held != tables:
-        plan = _plan(order)
-        _by_object[number] = weakref.ref(order, lambda gone: _forget(number, gone)), tables, plan
-    return plan
+    number, tables = id(order), _written(order)  # comparing orders themselves is slow
+    known = _by_object.get(number)
+    if known is None or known[0]() is not order or known[1] != tables:
+        known = weakref.ref(order, lambda gone: _forget(number, gone)), tables, _plan(order)
+        _by_object[number] = known
+    return known[2]
 
 
 def _plan(order: Poset | MaskSpec) -> OrderPlan:
-    with torch.inference_mode(False):  # what is kept may serve training later
+    with torch.inference_mode(False):  # they may be used in training later
         return make_plan(chain_decomposition(order))
 
 
-def _written(order: Poset | MaskSpec) -> list[tuple]:
-    """What changes where a table of the order is another one or is written to in place."""
+def _written(order: Poset | MaskSpec) -> list[tuple[Any, ...]]:
+    """A value that changes when a table of the order is replaced or written to in place."""
     tables = order.tables if isinstance(order, MaskSpec) else ()
     # torch counts no writes to tensors of inference mode
     return [(x.data_ptr(), tuple(x.flatten().tolist()) if x.is_inference() else x._version) for x in tables]
 
 
 _lock = threading.RLock()
-_by_object: dict[int, tuple[weakref.ref, list[tuple], OrderPlan]] = {}
+_by_object: dict[int, tuple[weakref.ref[Poset | MaskSpec], list[tuple[Any, ...]], OrderPlan]] = {}
 _by_form: OrderedDict[Hashable, OrderPlan] = OrderedDict()
 
 
 def _form_key(order: Poset | MaskSpec) -> Hashable | None:
-    """What determines a mask in closed form: the function, its plain options, and the size; None for other orders."""
+    """The function, plain options and size that determine a mask in closed form; None for other orders."""
+    if not isinstance(order, MaskSpec):
+        return None
     form = getattr(order, "form", None)
     if not isinstance(form, functools.partial) or form.keywords or order.tables:
         return None
     return (form.func, form.args, len(order)) if all(isinstance(arg, int | str) for arg in form.args) else None
 
 
-def _forget(number: int, gone: weakref.ref) -> None:
-    if _by_object.get(number, (None,))[0] is gone:
+def _forget(number: int, gone: weakref.ref[Poset | MaskSpec]) -> None:
+    known = _by_object.get(number)
+    if known is not None and known[0] is gone:
         del _by_object[number]
 
 
 def make_plan(cover: ChainDecomposition) -> OrderPlan:
-    """Cut the chains of an order, see the top of this file."""
+    """Return the plan of a chain decomposition, see the top of this file."""
     return _Builder(cover).plan()
 
 
@@ -165,23 +168,24 @@ class _Builder:
         short.sort(key=lambda number: cover.chains[number].min())
         for numbers in _packed(short, [len(cover.chains[number]) for number in short]):
             self._short_chains(np.array(numbers))
-        alone, small = [], []
+        single: list[np.ndarray] = []
+        small: list[np.ndarray] = []
         for members in _groups(cover.group):
             if len(members) > CHUNK:
                 self._large_class(members)
             elif len(members) > 1:
                 small.append(members)
             else:
-                alone.append(members)
+                single.append(members)
         for some in _packed(small, list(map(len, small))):
             members = np.sort(np.concatenate(some))
             own = cover.group[members]
             self._tile(members, False, own[:, None] == own, members, False)
-        alone = _places(np.concatenate(alone)) if alone else ()
-        places = [*alone]
+        alone = _positions(np.concatenate(single)) if single else ()
+        used = [*alone]
         for tile in self.tiles:
-            places += [tile.keys, *(read.queries for read in tile.inside), *tile.after]
-        scattered = not all(isinstance(place, slice) for place in places)
+            used += [tile.keys, *(read.queries for read in tile.inside), *tile.after]
+        scattered = not all(isinstance(positions, slice) for positions in used)
         return OrderPlan(len(cover.group), tuple(self.tiles), alone, tuple(self.masks), scattered)
 
     def _chain(self, chain: np.ndarray, prefix: np.ndarray) -> None:
@@ -200,7 +204,7 @@ class _Builder:
                 break
 
     def _short_chains(self, numbers: np.ndarray) -> None:
-        """One tile of several chains, of which everybody sees what their prefixes say."""
+        """One tile of several chains, of which every query sees its prefixes."""
         chains = [self.cover.chains[number] for number in numbers]
         rank = np.concatenate([np.arange(len(chain)) for chain in chains])
         keys, order = _sorted_keys(np.concatenate(chains))
@@ -210,26 +214,26 @@ class _Builder:
         self._tile(keys, False, rank[order] < prefix[owner][:, queries].T, queries, False)
 
     def _large_class(self, members: np.ndarray) -> None:
-        """A class that nobody else sees: its sum, and then all of its positions read it."""
+        """A class that no other position sees: its sum, which all of its positions then read."""
         for start in range(0, len(members), CHUNK):
             keys = members[start : start + CHUNK]
-            after = _places(members) if start + CHUNK >= len(members) else ()
-            self.tiles.append(Tile(_place(keys), start > 0, (), after, True))
+            after = _positions(members) if start + CHUNK >= len(members) else ()
+            self.tiles.append(Tile(_run(keys), start > 0, (), after, True))
 
     def _tile(self, keys: np.ndarray, before: bool, sees: np.ndarray, queries: np.ndarray, continues: bool) -> None:
-        """Enter a tile; queries that see all of it read the sum after it."""
+        """Add a tile; queries that see all of it read the sum after it."""
         inside, after = [], []
         for part in _parts(queries):
             rows = sees[part]
             if rows.all() and (continues or before):
-                after.append(_place(queries[part]))
+                after.append(_run(queries[part]))
             else:
                 inside += [
-                    Read(_place(queries[part][start : start + READ]), self._mask(rows[start : start + READ]))
+                    Read(_run(queries[part][start : start + READ]), self._mask(rows[start : start + READ]))
                     for start in range(0, len(rows), READ)
                 ]
         carries = continues or bool(after)
-        self.tiles.append(Tile(_place(keys), before, tuple(inside), tuple(after), carries))
+        self.tiles.append(Tile(_run(keys), before, tuple(inside), tuple(after), carries))
 
     def _mask(self, mask: np.ndarray) -> int:
         key = mask.shape, np.packbits(mask).tobytes()
@@ -240,27 +244,27 @@ class _Builder:
 
 
 def _sorted_keys(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The keys rising where that makes them a run, and the place of each in the order given."""
+    """The keys in rising order if they are a run then, and the index of each in the given order."""
     order = np.argsort(keys)
-    found = keys[order]
-    if found[-1] - found[0] + 1 == len(keys):
-        return found, order
+    rising = keys[order]
+    if rising[-1] - rising[0] + 1 == len(keys):
+        return rising, order
     return keys, np.arange(len(keys))
 
 
 def _parts(positions: np.ndarray) -> list[slice]:
-    """Runs of neighbours among rising positions; one part of all where there are many runs."""
+    """Runs of neighbours among rising positions; a single part if there are many runs."""
     cuts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
     if len(cuts) - 1 > _RUNS or not len(positions):
         return [slice(0, len(positions))] if len(positions) else []
     return [slice(start, stop) for start, stop in itertools.pairwise(cuts)]
 
 
-def _places(positions: np.ndarray) -> tuple[Places, ...]:
-    return tuple(_place(positions[part]) for part in _parts(positions))
+def _positions(positions: np.ndarray) -> tuple[Positions, ...]:
+    return tuple(_run(positions[part]) for part in _parts(positions))
 
 
-def _place(positions: np.ndarray) -> Places:
+def _run(positions: np.ndarray) -> Positions:
     """A run of positions as a slice, others as int64."""
     first, count = int(positions[0]), len(positions)
     if positions[-1] - first + 1 == count and (np.diff(positions) == 1).all():
@@ -268,9 +272,10 @@ def _place(positions: np.ndarray) -> Places:
     return torch.from_numpy(positions.astype(np.int64))
 
 
-def _packed(items: list, sizes: list[int]) -> Iterator[list]:
-    """Items in a row, as many together as fill a tile."""
-    some, total = [], 0
+def _packed(items: list[T], sizes: list[int]) -> Iterator[list[T]]:
+    """Groups of successive items that fit into a tile together."""
+    some: list[T] = []
+    total = 0
     for item, size in zip(items, sizes, strict=True):
         if total + size > CHUNK:
             yield some
@@ -282,10 +287,10 @@ def _packed(items: list, sizes: list[int]) -> Iterator[list]:
 
 
 def _groups(group: np.ndarray) -> list[np.ndarray]:
-    """The positions of each group, by their first."""
+    """The positions of each group, sorted by the first."""
     members = np.flatnonzero(group >= 0)
     if not len(members):
         return []
     members = members[np.argsort(group[members], kind="stable")]
-    found = np.split(members, np.flatnonzero(np.diff(group[members])) + 1)
-    return sorted(found, key=lambda positions: positions[0])
+    parts = np.split(members, np.flatnonzero(np.diff(group[members])) + 1)
+    return sorted(parts, key=lambda positions: positions[0])

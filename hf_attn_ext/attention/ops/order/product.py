@@ -1,11 +1,11 @@
-"""The product over an order, the core of its form on a CPU, with its gradient in closed form. Source: ours.
+"""The product over an order, the core of order attention on a CPU, with its gradient in closed form. Source: ours.
 
     out_i = sum over the keys j that i sees of (q_i . k_j) v_j
 
-Tile after tile, as :mod:`.order_plan` cuts the order's chains: dense weights inside a tile, and one running sum a
-chain, which never leaves the cache. Nothing of the size ``N x N``, nor a running sum a position, exists at any time;
-the backward pass computes the sums again. Tensors come in blocks of positions, as the feature maps make them: large
-new memory costs more than what is computed in it.
+It is computed tile by tile, as :mod:`.plan` cuts the chains of the order: dense weights inside a tile, and one running
+sum per chain, which stays in the cache. There is no ``N x N`` matrix and no running sum per position at any time; the
+backward pass computes the sums again. Tensors are lists of blocks of positions, as the feature maps return them,
+because allocating large tensors costs more than the computation in them.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from torch import Tensor
 
 from hf_attn_ext.errors import AttnExtError
 
-from .plan import OrderPlan, Places
+from .plan import OrderPlan, Positions
 
-_ALONE = 512  # positions at once
+_ALONE = 512  # positions per product
 
 
 class _Blocks:
-    """A tensor (B', N, .) that lies in blocks of ``size`` positions, the last one shorter."""
+    """A tensor (B', N, .) stored in blocks of ``size`` positions, the last one shorter."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         self.parts, self.size = parts, parts[0].shape[1]
 
-    def take(self, places: Places) -> Tensor:
-        """(B', n, .), a view where the places are a run inside one block."""
-        if not isinstance(places, slice):
-            return self._whole().index_select(1, places)
-        pieces = [self.parts[number][:, inside] for number, inside in self._pieces(places)]
+    def take(self, positions: Positions) -> Tensor:
+        """(B', n, .), a view if the positions are a run inside one block."""
+        if not isinstance(positions, slice):
+            return self._whole().index_select(1, positions)
+        pieces = [self.parts[number][:, inside] for number, inside in self._pieces(positions)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
-    def add(self, places: Places, part: Tensor) -> None:
+    def add(self, positions: Positions, part: Tensor) -> None:
         """Add ``part`` in place."""
-        if not isinstance(places, slice):
-            self._whole().index_add_(1, places, part)
+        if not isinstance(positions, slice):
+            self._whole().index_add_(1, positions, part)
             return
         done = 0
-        for number, inside in self._pieces(places):
+        for number, inside in self._pieces(positions):
             count = inside.stop - inside.start
             self.parts[number][:, inside].add_(part[:, done : done + count])
             done += count
@@ -51,14 +51,14 @@ class _Blocks:
         return _Blocks([torch.zeros_like(part, memory_format=torch.contiguous_format) for part in self.parts])
 
     def _whole(self) -> Tensor:
-        (part,) = self.parts  # orders of scattered positions are not cut
+        (part,) = self.parts  # scattered positions are not cut into blocks
         return part
 
-    def _pieces(self, places: slice) -> list[tuple[int, slice]]:
-        pieces, start = [], places.start
-        while start < places.stop:
+    def _pieces(self, positions: slice) -> list[tuple[int, slice]]:
+        pieces, start = [], positions.start
+        while start < positions.stop:
             number, first = divmod(start, self.size)
-            stop = min(places.stop, (number + 1) * self.size)
+            stop = min(positions.stop, (number + 1) * self.size)
             pieces.append((number, slice(first, first + stop - start)))
             start = stop
         return pieces
@@ -79,9 +79,9 @@ class _OrderProduct(torch.autograd.Function):
                 state.baddbmm_(y.mT, z, beta=int(tile.before))
             for queries in tile.after:
                 out.add(queries, torch.bmm(q.take(queries), state))
-        for place in _pieces(plan.alone):
-            weight = (q.take(place) * k.take(place)).sum(-1, keepdim=True)
-            out.add(place, weight * v.take(place))
+        for some in _pieces(plan.alone):
+            weight = (q.take(some) * k.take(some)).sum(-1, keepdim=True)
+            out.add(some, weight * v.take(some))
         return tuple(out.parts)
 
     @staticmethod
@@ -95,50 +95,37 @@ class _OrderProduct(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """Of :class:`_OrderProduct`. ``once_differentiable`` would not do, see forms/products.py."""
+    """The gradients of :class:`_OrderProduct`; ``once_differentiable`` is not enough, see ops/causal_product.py."""
 
     @staticmethod
     def forward(plan: OrderPlan, blocks: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         (q, k, v), grad = _three(tensors[:-blocks]), _Blocks(tensors[-blocks:])
-        grad_q, grad_k, grad_v = q.zeros(), k.zeros(), v.zeros()
+        to_inputs = grad_q, grad_k, grad_v = q.zeros(), k.zeros(), v.zeros()
         state, masks = _state(q, v), plan.masks_in(tensors[-1].dtype)
-        for tile in plan.tiles:  # what queries get, and what passes inside tiles
+        for tile in plan.tiles:  # gradients of queries, and of keys and values inside tiles
             y, z = k.take(tile.keys), v.take(tile.keys)
-            to_y = to_z = None
-            for queries, mask in tile.inside:
+            to_y, to_z = torch.empty_like(y), torch.empty_like(z)
+            for number, (queries, mask) in enumerate(tile.inside):
                 x, g = q.take(queries), grad.take(queries)
                 pairs, weights = torch.bmm(g, z.mT).mul_(masks[mask]), torch.bmm(x, y.mT).mul_(masks[mask])
                 part = torch.bmm(pairs, y)
                 grad_q.add(queries, part.baddbmm_(g, state.mT) if tile.before else part)
-                to_y = torch.bmm(pairs.mT, x) if to_y is None else to_y.baddbmm_(pairs.mT, x)
-                to_z = torch.bmm(weights.mT, g) if to_z is None else to_z.baddbmm_(weights.mT, g)
-            if to_y is not None:
+                to_y.baddbmm_(pairs.mT, x, beta=min(number, 1))
+                to_z.baddbmm_(weights.mT, g, beta=min(number, 1))
+            if tile.inside:
                 grad_k.add(tile.keys, to_y)
                 grad_v.add(tile.keys, to_z)
             if tile.carries:
                 state.baddbmm_(y.mT, z, beta=int(tile.before))
             for queries in tile.after:
                 grad_q.add(queries, torch.bmm(grad.take(queries), state.mT))
-        fresh = True
-        for tile in reversed(plan.tiles):  # what passes through the running sums, from a chain's end
-            for queries in tile.after:
-                state.baddbmm_(q.take(queries).mT, grad.take(queries), beta=int(not fresh))
-                fresh = False
-            if tile.carries:
-                grad_k.add(tile.keys, torch.bmm(v.take(tile.keys), state.mT))
-                grad_v.add(tile.keys, torch.bmm(k.take(tile.keys), state))
-            if tile.before:
-                for queries, _ in tile.inside:
-                    state.baddbmm_(q.take(queries).mT, grad.take(queries), beta=int(not fresh))
-                    fresh = False
-            else:
-                fresh = True
-        for place in _pieces(plan.alone):
-            x, y, z, g = (tensor.take(place) for tensor in (q, k, v, grad))
+        _through_running_sums(plan, (q, k, v), grad, to_inputs, state)
+        for some in _pieces(plan.alone):
+            x, y, z, g = (tensor.take(some) for tensor in (q, k, v, grad))
             change = (g * z).sum(-1, keepdim=True)
-            grad_q.add(place, change * y)
-            grad_k.add(place, change * x)
-            grad_v.add(place, (x * y).sum(-1, keepdim=True) * g)
+            grad_q.add(some, change * y)
+            grad_k.add(some, change * x)
+            grad_v.add(some, (x * y).sum(-1, keepdim=True) * g)
         return *grad_q.parts, *grad_k.parts, *grad_v.parts
 
     @staticmethod
@@ -152,37 +139,59 @@ class _Gradients(torch.autograd.Function):
         )
 
 
+def _through_running_sums(plan: OrderPlan, inputs: _Three, grad: _Blocks, to_inputs: _Three, state: Tensor) -> None:
+    """Add the gradients of keys and values through the running sums, from the end of each chain."""
+    (q, k, v), (_, grad_k, grad_v) = inputs, to_inputs
+    fresh = True
+    for tile in reversed(plan.tiles):
+        for queries in tile.after:
+            state.baddbmm_(q.take(queries).mT, grad.take(queries), beta=int(not fresh))
+            fresh = False
+        if tile.carries:
+            grad_k.add(tile.keys, torch.bmm(v.take(tile.keys), state.mT))
+            grad_v.add(tile.keys, torch.bmm(k.take(tile.keys), state))
+        if tile.before:
+            for queries, _ in tile.inside:
+                state.baddbmm_(q.take(queries).mT, grad.take(queries), beta=int(not fresh))
+                fresh = False
+        else:
+            fresh = True
+
+
 def order_product(q: Sequence[Tensor], k: Sequence[Tensor], v: Sequence[Tensor], plan: OrderPlan) -> tuple[Tensor, ...]:
-    """The sums above for every batch row and head.
+    """Return the sums above for every batch row and head.
 
     Args:
-        q, k: (B, H, n, F) each; blocks of as many positions, but the last; one block of an order that is scattered.
-        v: (B, H, n, D), in the same blocks.
-        plan: of an order of N positions.
+        q, k: blocks (B, H, n, F) of equal size, except the last; a single block if the plan is scattered.
+        v: blocks (B, H, n, D) of the same sizes.
+        plan: the plan of an order of N positions.
 
     Returns:
-        (B, H, n, D), in the same blocks.
+        Blocks (B, H, n, D) of the same sizes.
     """
     size = q[0].shape[:2]
     flat = [x.reshape(-1, *x.shape[2:]) for x in (*q, *k, *v)]
     return tuple(out.unflatten(0, size) for out in _OrderProduct.apply(plan, *flat))
 
 
-def _three(tensors: Sequence[Tensor]) -> tuple[_Blocks, _Blocks, _Blocks]:
+_Three = tuple[_Blocks, _Blocks, _Blocks]
+
+
+def _three(tensors: Sequence[Tensor]) -> _Three:
     count = len(tensors) // 3
-    return tuple(_Blocks(tensors[start : start + count]) for start in (0, count, 2 * count))
+    return _Blocks(tensors[:count]), _Blocks(tensors[count : 2 * count]), _Blocks(tensors[2 * count :])
 
 
 def _state(q: _Blocks, v: _Blocks) -> Tensor:
     return q.parts[0].new_empty(len(q.parts[0]), q.parts[0].shape[2], v.parts[0].shape[2])
 
 
-def _pieces(alone: tuple[Places, ...]) -> list[Places]:
-    pieces: list[Places] = []
-    for places in alone:
-        if isinstance(places, slice):
-            starts = range(places.start, places.stop, _ALONE)
-            pieces += [slice(start, min(start + _ALONE, places.stop)) for start in starts]
+def _pieces(alone: tuple[Positions, ...]) -> list[Positions]:
+    pieces: list[Positions] = []
+    for positions in alone:
+        if isinstance(positions, slice):
+            starts = range(positions.start, positions.stop, _ALONE)
+            pieces += [slice(start, min(start + _ALONE, positions.stop)) for start in starts]
         else:
-            pieces += places.split(_ALONE)
+            pieces += positions.split(_ALONE)
     return pieces
