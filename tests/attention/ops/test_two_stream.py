@@ -114,8 +114,8 @@ def test_no_text_yet_and_one_dtype_in_another():
 @pytest.mark.parametrize(
     ("clean", "block", "group", "words"),
     [
-        (4, 3, 1, r"clean is \(2, 4\) and block \(2, 3\).*all of the 6 tokens"),
-        (6, 0, 1, "one of them of the block at least"),
+        (4, 3, 1, r"clean is \(2, 4\) and block \(2, 3\).*must cover the 6 tokens"),
+        (6, 0, 1, "at least one of them in the block"),
         (3, 3, 2, "3 tokens are not a whole number of groups of 2"),
         (3, 3, 0, "groups of 0"),
     ],
