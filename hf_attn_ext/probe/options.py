@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -89,23 +90,57 @@ def token_ids(tokenizer: Any, tokens: Sequence[str]) -> set[int]:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raise unless it is a tokenizer, or None."""
+    """Check that ``tokenizer`` is a tokenizer or None.
+
+    Raises:
+        AttnExtError: it is something else.
+    """
     if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
         raise AttnExtError(
-            f"tokenizer is {short(tokenizer)}, which is none; open it with AutoTokenizer.from_pretrained, or leave it "
-            "out"
+            f"tokenizer must be a PreTrainedTokenizerFast, got {short(tokenizer)}; open it with "
+            "AutoTokenizer.from_pretrained"
         )
+
+
+def require_tokenizer(tokenizer: Any, function: str) -> None:
+    """Check that ``tokenizer`` is a tokenizer.
+
+    Args:
+        tokenizer: what the caller passed.
+        function: the name of the public function, for the message.
+
+    Raises:
+        AttnExtError: it is None or something else.
+    """
+    if tokenizer is None:
+        raise AttnExtError(f"{function} needs the model's tokenizer; pass tokenizer")
+    check_tokenizer(tokenizer)
+
+
+def vocabulary_size(reader: nn.Module) -> int | None:
+    """Return the number of token ids that a model has embeddings for, or None if it does not say."""
+    embeddings = getattr(reader, "get_input_embeddings", lambda: None)()
+    return getattr(embeddings, "num_embeddings", None)
 
 
 def check_ids(ids: Tensor, reader: nn.Module) -> None:
     """Raise unless the model that reads the tokens knows them all."""
-    embeddings = getattr(reader, "get_input_embeddings", lambda: None)()
-    known = getattr(embeddings, "num_embeddings", None)
+    known = vocabulary_size(reader)
     if known is not None and int(ids.max()) >= known:
         raise AttnExtError(
             f"the tokenizer gives token id {int(ids.max())}, the model knows 0 to {known - 1}; give the model's "
             "own tokenizer"
         )
+
+
+def one_of(value: Any, options: Sequence[str], name: str) -> None:
+    """Check that an argument is one of several strings.
+
+    Raises:
+        AttnExtError: it is not; the message lists ``options``.
+    """
+    if value not in options:
+        raise AttnExtError(f"{name} must be one of {', '.join(options)}, got {short(value)}.{suggest(value, options)}")
 
 
 def words(given: Sequence[str] | str, options: Sequence[str], name: str) -> tuple[str, ...]:
@@ -135,6 +170,16 @@ def share(given: float) -> float:
     if not _is_number(given) or not 0 <= given <= 1:
         raise AttnExtError(f"sample must be a share of the texts from 0 to 1, got {short(given)}")
     return float(given)
+
+
+def finite(given: Any, name: str) -> None:
+    """Check that an argument is a finite number.
+
+    Raises:
+        AttnExtError: it is not.
+    """
+    if not _is_number(given) or not math.isfinite(given):
+        raise AttnExtError(f"{name} must be a finite number, got {short(given)}")
 
 
 def whole(given: int, least: int, name: str, most: int = 2**64 - 1) -> int:

@@ -16,9 +16,8 @@ import numpy as np
 from hf_attn_ext.errors import AttnExtError, suggest
 from hf_attn_ext.probe.statistics import statistic_named
 
-from .json_text import json_text, plain
+from .json_text import FORMAT, JsonResult, plain
 
-FORMAT = 1
 MEASURES = {"dot": "dot products of the heads' outputs", "cosine": "their cosines", "attention": "A A^T"}
 
 
@@ -64,7 +63,7 @@ class Statistic:
 
 
 @dataclasses.dataclass(frozen=True)
-class ProbeStatistics:
+class ProbeStatistics(JsonResult):
     """All statistics of a probe.
 
     Attributes:
@@ -118,15 +117,12 @@ class ProbeStatistics:
         return found
 
     def to_dict(self) -> dict[str, Any]:
+        """Return ``format`` and the fields as JSON values, without the bootstrap replicates."""
         entries = [dataclasses.replace(each, replicates=None) for each in self.statistics]
         state = dataclasses.asdict(dataclasses.replace(self, statistics=entries))
         for each in state["statistics"]:
             del each["replicates"]
         return {"format": FORMAT, **plain(state)}
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The JSON text; written to ``path``, beside and then renamed, where one is given."""
-        return json_text(self.to_dict(), path)
 
     @classmethod
     def from_json(cls, text: str | Path) -> ProbeStatistics:

@@ -266,7 +266,7 @@ def _check_pairs(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: 
     limit = config.max_length or max_tokens(model)
     for text in corpus.texts:
         one = annotate([text], tokenizer, truncation=True, max_length=limit, language=config.language)
-        if len(one.places(0, known)) > 1:
+        if len(one.positions(0, known)) > 1:
             return
     raise AttnExtError(
         f"{len(corpus):,} texts, each of one token or none that is not special: there are no pairs; give longer texts"

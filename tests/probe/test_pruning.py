@@ -120,7 +120,7 @@ def test_tables_files_and_errors(tokenizer, tmp_path):
         with pytest.raises(hax.AttnExtError, match=re.escape(message)):
             call()
 
-    refused("there are 4 heads, got count 5", lambda: found.lowest(5))
+    refused("count must be a whole number of at most 4, got 5", lambda: found.lowest(5))
     refused("count must be a whole number of at least 1", lambda: found.lowest(0))
     refused("needs the model's tokenizer", lambda: pruning_scores(model, None, texts))
     refused("there are no texts", lambda: pruning_scores(model, tokenizer, []))

@@ -348,7 +348,7 @@ def test_options_change_what_they_say(tokenizer):
         (TEXT, {"segments": 5, "method": "depth"}, "segments is 5, but the text has 4 sentences"),
         (TEXT, {"segments": 0}, "segments must be a whole number of at least 1, got 0"),
         (TEXT, {"language": "English"}, "language must be a code in small letters"),
-        (TEXT, {"cue": "attention"}, "cue is 'attention'; it must be one of similarity, focus, both"),
+        (TEXT, {"cue": "attention"}, "cue must be one of similarity, focus, both, got 'attention'"),
         (TEXT, {"similarity": "cosin"}, "Did you mean 'cosine'?"),
         (TEXT, {"method": "tiling"}, "must be one of scatter, depth"),
         (TEXT, {"threshold": "high"}, "threshold must be a finite number, got 'high'"),
@@ -368,14 +368,14 @@ def test_mistakes_are_one_line(tokenizer, text, options, message):
 
 def test_mistakes_with_models_and_readings(tokenizer, monkeypatch):
     model = planted.small_bert()
-    with pytest.raises(AttnExtError, match="tokenizer, which is missing; give tokenizer"):
+    with pytest.raises(AttnExtError, match="sentence_vectors needs the model's tokenizer; pass tokenizer"):
         segment(model, None, TEXT)
-    with pytest.raises(AttnExtError, match="tokenizer is 'bert', which is none"):
+    with pytest.raises(AttnExtError, match="tokenizer must be a PreTrainedTokenizerFast, got 'bert'"):
         segment(model, "bert", TEXT)
     with pytest.raises(AttnExtError, match=r"token id .*, the model knows 0 to 39"):
         segment(tiny.family_model("bert"), tokenizer, TEXT.replace("1", "29"))
     read = sentence_vectors(model, tokenizer, TEXT, focus=False)
-    with pytest.raises(AttnExtError, match="needs the focus, which was not read"):
+    with pytest.raises(AttnExtError, match="needs the focus; call sentence_vectors with focus=True"):
         segment_sentences(read, cue="both")
     shared = AlbertModel(AlbertConfig(vocab_size=80, embedding_size=8, hidden_size=16, num_attention_heads=2))
     with pytest.raises(AttnExtError, match="more than once in a pass"):
@@ -385,8 +385,8 @@ def test_mistakes_with_models_and_readings(tokenizer, monkeypatch):
     with pytest.raises(AttnExtError, match="not finite"):
         segment(model, tokenizer, TEXT)
     monkeypatch.setattr(search, "MOST_SENTENCES", 3)
-    with pytest.raises(AttnExtError, match="4 sentences are more than method='scatter' takes, 3; use method='depth'"):
+    with pytest.raises(AttnExtError, match="method='scatter' takes at most 3 sentences, got 4; use method='depth'"):
         segment(planted.small_bert(), tokenizer, TEXT)
     assert segment(planted.small_bert(), tokenizer, TEXT, method="depth", segments=2).boundaries
-    with pytest.raises(AttnExtError, match="found has boundary 4; of 4 sentences, 1 to 3 may be one"):
+    with pytest.raises(AttnExtError, match="every boundary in predicted must be a whole number of at most 3, got 4"):
         segmentation_scores([4], [1], 4)

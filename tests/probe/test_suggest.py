@@ -194,7 +194,7 @@ def test_errors(tokenizer):
         with pytest.raises(hax.AttnExtError, match=re.escape(message)):
             suggest_layers(its, tok, texts, keep, num_features=4, **options)
 
-    refused("keep must lie between 1 and 1, for a model of 2 layers", keep=2)
+    refused("keep must be between 1 and 1 for a model with 2 layers", keep=2)
     refused("keep must be a whole number of at least 1, got 0", keep=0)
     refused("one text is too few", texts=TEXTS[:1])
     refused("there are no texts", texts=[])
@@ -215,4 +215,5 @@ def test_errors(tokenizer):
         broken.encoder.layer[0].attention.self.value.weight[0, 0] = torch.nan
     for kernel in ("flexformer_p", "elu"):
         refused("last hidden states are all zero or not finite", its=broken, kernel=kernel)
-    refused("unknown criterion 'neighbors'. Did you mean 'neighbours'?", criterion="neighbors")
+    message = "criterion must be one of error, neighbours, got 'neighbors'. Did you mean 'neighbours'?"
+    refused(message, criterion="neighbors")

@@ -174,7 +174,7 @@ def attention_shape(module: nn.Module) -> tuple[int, int] | None:
     return None if head_dim is None else (heads, head_dim)
 
 
-def output_projection(model: nn.Module, name: str) -> nn.Module | None:
+def output_projection(model: nn.Module, name: str) -> nn.Linear | Conv1D | None:
     """Return the linear layer that the heads' outputs of the attention module ``name`` go through, or None.
 
     Models of BERT's kind keep it next to the attention module, as ``output.dense``, the others inside.

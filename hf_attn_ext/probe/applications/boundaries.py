@@ -1,10 +1,10 @@
-"""Where a sequence of sentences is best cut, from the similarities between them; two ways.
+"""Two methods that divide a sequence of sentences into segments, from the similarities between sentences.
 
-``scatter``: segments whose sentences lie closest to their own mean, all cuts chosen together (least squares in the
-space that the similarities span: kernel change-point detection, Harchaoui and Cappe 2007). ``depth``: how deep the
-similarity of the blocks left and right of a gap lies under the peaks beside it (TextTiling, Hearst 1997).
+``scatter`` chooses all boundaries together so that the sentences of each segment are closest to their mean (kernel
+change-point detection, Harchaoui and Cappe 2007). ``depth`` chooses gaps where the similarity of the blocks on both
+sides is far below the peaks next to it (TextTiling, Hearst 1997).
 
-Gap g lies between sentences g - 1 and g, for g from 1 to n - 1; arrays over gaps begin with g = 1.
+Gap g is between sentences g - 1 and g, for g from 1 to n - 1; arrays over gaps begin with g = 1.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ import numpy as np
 
 from hf_attn_ext.errors import AttnExtError
 
-# A cut by depth or by focus is at least so many sentences from the next one, where there is room; ours.
+# The least distance in sentences between two boundaries by depth or by focus, if there is room; ours.
 APART = 2
-# Sentences that are cut by scatter at once: the costs of all segments are n^2 numbers.
+# The maximum number of sentences for the method scatter: the costs of all segments are n^2 numbers.
 MOST_SENTENCES = 4000
 
 
 def scatter_costs(similarities: np.ndarray) -> np.ndarray:
-    """(n + 1, n + 1): entry i, j is the scatter of the segment of sentences i to j - 1, infinite unless i < j.
+    """Compute the scatter of every segment: the sum of squared distances of its sentences to their mean.
 
-    The scatter is the sum of squared distances to the segment's mean, from the dot products (n, n) alone.
+    Args:
+        similarities: float64 (n, n), dot products of the sentences' vectors.
+
+    Returns:
+        float64 (n + 1, n + 1). Entry (i, j) is the scatter of sentences i to j - 1, infinite unless i < j.
 
     Raises:
         AttnExtError: there are more sentences than :data:`MOST_SENTENCES`.
@@ -34,11 +38,10 @@ def scatter_costs(similarities: np.ndarray) -> np.ndarray:
     count = len(similarities)
     if count > MOST_SENTENCES:
         raise AttnExtError(
-            f"{count} sentences are more than method='scatter' takes, {MOST_SENTENCES}; use method='depth', or cut the "
-            "text into parts"
+            f"method='scatter' takes at most {MOST_SENTENCES} sentences, got {count}; use method='depth', or divide "
+            "the text"
         )
-    sums = np.zeros((count + 1, count + 1))
-    sums[1:, 1:] = similarities.cumsum(0).cumsum(1)
+    sums = _prefix_sums(similarities)
     squares = np.concatenate([[0.0], np.diagonal(similarities).cumsum()])
     i, j = np.arange(count + 1)[:, None], np.arange(count + 1)
     inside = np.diagonal(sums) + np.diagonal(sums)[:, None] - sums - sums.T
@@ -48,24 +51,35 @@ def scatter_costs(similarities: np.ndarray) -> np.ndarray:
 
 
 def least_scatter(costs: np.ndarray, price: np.ndarray, segments: int | None = None) -> tuple[list[int], np.ndarray]:
-    """The cuts of the least total cost, by dynamic programming.
+    """Find the boundaries with the least total cost, by dynamic programming.
 
     Args:
-        costs: (n + 1, n + 1), from :func:`scatter_costs`.
-        price: (n - 1,), what a cut at each gap costs.
-        segments: how many; None is as many as pay.
+        costs: float64 (n + 1, n + 1), from :func:`scatter_costs`.
+        price: float64 (n - 1,), the price of a boundary at each gap.
+        segments: the number of segments; None for the number with the least total cost.
 
     Returns:
-        The gaps, ascending, and (n - 1,) what each gap brings: how much a cut there lowers the total, its neighbours
-        among the chosen cuts being what they are.
+        The chosen gaps, ascending, and the gain of each gap, float64 (n - 1,): how much a boundary there lowers the
+        total cost if the nearest chosen boundaries on both sides stay.
+
+    Example:
+        >>> least_scatter(scatter_costs(np.kron(np.eye(2), np.ones((3, 3)))), np.zeros(5), segments=2)[0]
+        [3]
     """
     count = len(costs) - 1
     priced = costs + np.concatenate([[0.0], price, [0.0]])[:, None]
     gaps = _cheapest(priced) if segments is None else _cheapest_of(priced, segments)
     edges = np.array([0, *gaps, count])
-    place = np.arange(1, count)
-    left, right = edges[np.searchsorted(edges, place) - 1], edges[np.searchsorted(edges, place, side="right")]
-    return gaps, costs[left, right] - costs[left, place] - costs[place, right] - price
+    gap = np.arange(1, count)
+    left, right = edges[np.searchsorted(edges, gap) - 1], edges[np.searchsorted(edges, gap, side="right")]
+    return gaps, costs[left, right] - costs[left, gap] - costs[gap, right] - price
+
+
+def _prefix_sums(similarities: np.ndarray) -> np.ndarray:
+    """Return (n + 1, n + 1): entry (i, j) is the sum of the first i rows and j columns."""
+    sums = np.zeros((len(similarities) + 1, len(similarities) + 1))
+    sums[1:, 1:] = similarities.cumsum(0).cumsum(1)
+    return sums
 
 
 def _cheapest(priced: np.ndarray) -> list[int]:
@@ -96,10 +110,21 @@ def _cheapest_of(priced: np.ndarray, segments: int) -> list[int]:
 
 
 def block_similarities(similarities: np.ndarray, block: int) -> np.ndarray:
-    """(n - 1,): the cosine of the sums of up to ``block`` sentences left and right of each gap."""
+    """Compute the similarity of the blocks of sentences on both sides of each gap.
+
+    Args:
+        similarities: float64 (n, n), dot products of the sentences' vectors.
+        block: the maximum number of sentences in a block.
+
+    Returns:
+        float64 (n - 1,), the cosine of the two blocks' sums of vectors.
+
+    Example:
+        >>> block_similarities(np.eye(2), 1)
+        array([0.])
+    """
     count = len(similarities)
-    sums = np.zeros((count + 1, count + 1))
-    sums[1:, 1:] = similarities.cumsum(0).cumsum(1)
+    sums = _prefix_sums(similarities)
     gap = np.arange(1, count)
     left, right = np.maximum(gap - block, 0), np.minimum(gap + block, count)
 
@@ -112,27 +137,45 @@ def block_similarities(similarities: np.ndarray, block: int) -> np.ndarray:
 
 
 def depths(values: np.ndarray) -> np.ndarray:
-    """How far each value lies under the peaks that are reached by climbing to the left and to the right.
+    """Compute the depth of each value: its distances to the nearest peaks on the left and on the right, added up.
+
+    Args:
+        values: float64 (n,).
+
+    Returns:
+        float64 (n,), at least 0.
 
     Example:
         >>> depths(np.array([3.0, 1.0, 2.0]))
         array([0., 3., 0.])
     """
-    found = np.empty(len(values))
-    for place in range(len(values)):
-        left = right = place
+    result = np.empty(len(values))
+    for index in range(len(values)):
+        left = right = index
         while left and values[left - 1] >= values[left]:
             left -= 1
         while right < len(values) - 1 and values[right + 1] >= values[right]:
             right += 1
-        found[place] = values[left] + values[right] - 2 * values[place]
-    return found
+        result[index] = values[left] + values[right] - 2 * values[index]
+    return result
 
 
 def highest(scores: np.ndarray, segments: int | None, threshold: float) -> list[int]:
-    """The gaps of the highest scores: so many, or those above the mean by ``threshold`` standard deviations.
+    """Choose the gaps with the highest scores.
 
-    Of gaps nearer than :data:`APART` the higher one, unless there are not enough; of equals the first.
+    Of gaps closer than :data:`APART`, only the highest is chosen unless too few remain; among equals the first.
+
+    Args:
+        scores: float64 (n - 1,), one score per gap.
+        segments: the number of segments, or None to choose by ``threshold``.
+        threshold: standard deviations above the mean; used if ``segments`` is None.
+
+    Returns:
+        The chosen gaps, ascending.
+
+    Example:
+        >>> highest(np.array([0.0, 9, 8, 0, 7, 0]), 3, 0.0)
+        [2, 5]
     """
     wanted = len(scores) if segments is None else segments - 1
     order = np.argsort(-scores, kind="stable")
@@ -150,6 +193,6 @@ def highest(scores: np.ndarray, segments: int | None, threshold: float) -> list[
 
 
 def standardised(values: np.ndarray) -> np.ndarray:
-    """Mean 0 and standard deviation 1; zeros where all are equal."""
+    """Shift and scale ``values`` to mean 0 and standard deviation 1; zeros if all values are equal."""
     spread = values.std()
     return (values - values.mean()) / spread if spread > 1e-12 * max(1.0, np.abs(values).max()) else values * 0.0

@@ -1,7 +1,6 @@
-"""What comparing two models head by head found: tables to read and write, and a map to look at.
+"""Result of a comparison of two models: scores, intervals and a verdict per head, with tables, JSON and a figure.
 
-The JSON form, which :meth:`HeadComparison.to_json` writes, holds ``format`` (1) and the fields of
-:class:`HeadComparison`; NaN is null.
+:meth:`HeadComparison.to_json` writes ``format`` (1) and the fields of :class:`HeadComparison`; NaN is null.
 """
 
 from __future__ import annotations
@@ -13,38 +12,42 @@ from typing import Any
 import numpy as np
 
 from hf_attn_ext._util.files import atomic_write
-from hf_attn_ext.probe.json_text import json_text, plain
+from hf_attn_ext.probe.json_text import JsonResult
 
-FORMAT = 1
+from .comparison_figure import draw_comparison
+
 VERDICTS = {
-    "kept": "more in common than nearness gives",
-    "moved": "another head of the teacher's layer has more in common with it",
-    "lost": "no more in common than nearness gives",
-    "unknown": "no interval: too few texts",
+    "kept": "more pairs in common than equal distances give",
+    "moved": "another head of the teacher's layer has more pairs in common with it",
+    "lost": "no more pairs in common than equal distances give",
+    "unknown": "no interval, because there are too few texts",
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadComparison:
-    """How far every head of a converted model does what the teacher's head did; see :func:`.compare.compare`.
+class HeadComparison(JsonResult):
+    """How much of each head's function a converted model keeps; the result of :func:`.compare.compare`.
 
-    Every ``..._interval`` has a last axis of 2: 95% bounds by a bootstrap over texts, NaN where all were drawn
-    together.
+    The last axis of every ``..._interval`` has size 2: 95% bounds by a bootstrap over texts, NaN if all texts were
+    drawn together.
 
     Attributes:
-        layers, heads: the numbers of the axes, L and H.
-        score: (L, H), ``(overlap - overlap_matched) / (1 - overlap_matched)``: 1 is the same high pairs, 0 what
-            distances alone give; below 0 is less than that.
-        overlap: (L, H), the share of the high pairs that both heads have.
-        overlap_matched: (L, H), the same if the converted head's pairs were drawn at the same distances.
-        overlap_by_count: the same if they were drawn from all pairs.
-        correlation: (L, H), Spearman's, of all similarities, mean over texts; NaN for a head whose are all the same.
-        correlation_matched: (L, H), if the converted head's similarities were shuffled among pairs of one distance.
-        overlaps: (L, H, H), the overlap of each head of the teacher (rows) with each converted one (columns).
-        best_other: (L, H), the other head of the teacher's layer with the largest overlap.
-        margin: (L, H), the overlap less that of ``best_other``; in the interval, less the best other of each replicate.
-        counts: texts, those skipped, tokens, pairs.
-        settings: ``percent``, ``bootstrap``, ``seed``.
+        layers, heads: the numbers on the axes, L and H.
+        score: (L, H), ``(overlap - overlap_matched) / (1 - overlap_matched)``: 1 for the same high pairs, 0 for what
+            distances alone give, below 0 for less than that.
+        overlap: (L, H), the share of high pairs that both heads have.
+        overlap_matched: (L, H), the overlap if the converted head's pairs were drawn at the same distances.
+        overlap_by_count: the overlap if they were drawn from all pairs.
+        correlation: (L, H), Spearman's rank correlation of all similarities, mean over texts; NaN for a head whose
+            similarities are all equal.
+        correlation_matched: (L, H), the correlation if the converted head's similarities were shuffled among pairs of
+            equal distance.
+        overlaps: (L, H, H), the overlap of each head of the teacher (rows) with each converted head (columns).
+        best_other: (L, H), the index of the other teacher head of the layer with the largest overlap.
+        margin: (L, H), the overlap minus that of ``best_other``. The interval uses the best other head of each
+            replicate.
+        counts: the numbers of texts, skipped texts, tokens and pairs.
+        settings: ``percent``, ``bootstrap`` and ``seed``.
     """
 
     layers: list[int]
@@ -66,7 +69,11 @@ class HeadComparison:
     settings: dict[str, Any]
 
     def verdict(self, layer: int, head: int) -> str:
-        """A key of :data:`VERDICTS`, by the intervals; ``layer`` and ``head`` are places on the axes."""
+        """Return the verdict on a head, a key of :data:`VERDICTS`, from the intervals.
+
+        Args:
+            layer, head: indices on the axes of ``score``, not layer and head numbers.
+        """
         low, high = self.score_interval[layer, head, 0], self.margin_interval[layer, head, 1]
         if np.isnan(low):
             return "unknown"
@@ -75,18 +82,18 @@ class HeadComparison:
         return "moved" if high < 0 else "kept"
 
     def heads_with(self, verdict: str) -> list[tuple[int, int]]:
-        """``(layer, head)`` of all heads with a verdict, worst score first.
+        """Return the ``(layer, head)`` numbers of all heads with a verdict, lowest score first.
 
         Example:
-            >>> found.heads_with("lost")  # doctest: +SKIP
+            >>> comparison.heads_with("lost")  # doctest: +SKIP
             [(3, 7)]
         """
-        places = [place for place in np.ndindex(self.score.shape) if self.verdict(*place) == verdict]
-        return [(self.layers[i], self.heads[j]) for i, j in sorted(places, key=lambda place: self.score[place])]
+        indices = [index for index in np.ndindex(self.score.shape) if self.verdict(*index) == verdict]
+        return [(self.layers[i], self.heads[j]) for i, j in sorted(indices, key=lambda index: self.score[index])]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary a head: what a data frame is made of."""
-        found = []
+        """Return one dictionary per head, ready for a data frame."""
+        rows = []
         for i, j in np.ndindex(self.score.shape):
             row: dict[str, Any] = {"layer": self.layers[i], "head": self.heads[j], "verdict": self.verdict(i, j)}
             for name in ("score", "overlap", "correlation", "margin"):
@@ -96,23 +103,21 @@ class HeadComparison:
             row["overlap_by_count"] = self.overlap_by_count
             row["correlation_matched"] = float(self.correlation_matched[i, j])
             row["best_other"] = self.heads[int(self.best_other[i, j])]
-            found.append(row)
-        return found
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, **plain(vars(self))}
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The JSON text; written to ``path``, beside and then renamed, where one is given."""
-        return json_text(self.to_dict(), path)
+            rows.append(row)
+        return rows
 
     def figure(self, path: str | Path) -> None:
-        """Write a PNG: the score of every head, with marks on those that are lost or moved.
+        """Write a PNG file: the score of every head, with marks on the heads that are lost or moved.
 
         Raises:
-            AttnExtError: the system refuses to write.
-        """
-        from .comparison_figure import draw_comparison
+            AttnExtError: the file cannot be written.
 
-        with atomic_write(path) as beside:
-            draw_comparison(self).save(beside, "png")
+        Example:
+            >>> comparison.figure("heads.png")  # doctest: +SKIP
+        """
+        verdicts = np.array([self.verdict(*index) for index in np.ndindex(self.score.shape)]).reshape(self.score.shape)
+        drawing = draw_comparison(
+            self.score, verdicts, self.layers, self.heads, self.settings["percent"], self.counts["texts"]
+        )
+        with atomic_write(path) as temporary:
+            drawing.save(temporary, "png")

@@ -1,46 +1,42 @@
-"""The map of a comparison: every head's score, and marks where its function is lost or found elsewhere."""
+"""Figure of a comparison: every head's score, with marks on the heads that are lost or moved."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hf_attn_ext.probe.report.figures import OPTIONS, Drawing, map_figure
 
-if TYPE_CHECKING:
-    from .comparison import HeadComparison
 
+def draw_comparison(
+    scores: np.ndarray, verdicts: np.ndarray, layers: list[int], heads: list[int], percent: float, texts: int
+) -> Drawing:
+    """Draw the scores by layer and head, coloured from 0 to 1.
 
-def draw_comparison(comparison: HeadComparison) -> Drawing:
-    """Layer x head, coloured from 0 (what distances alone give) to 1 (the same pairs).
+    Args:
+        scores: (L, H) float64, 1 for the same high pairs and 0 for what distances alone give.
+        verdicts: (L, H) str; a cross marks ``"lost"``, a diamond marks ``"moved"``.
+        layers, heads: the numbers on the axes, L and H.
+        percent: the percentage of high pairs, for the title.
+        texts: the number of texts, for the title.
+
+    Returns:
+        The drawing, named ``"comparison"``.
 
     Example:
-        >>> draw_comparison(found).save("heads.png", "png")  # doctest: +SKIP
+        >>> draw_comparison(scores, verdicts, [0, 1], [0, 1, 2], 5, 40).save("heads.png", "png")  # doctest: +SKIP
     """
     import matplotlib
     from matplotlib.colors import Normalize
 
     with matplotlib.rc_context(OPTIONS):
-        figure, axis = map_figure(
-            np.clip(comparison.score, 0.0, 1.0),
-            comparison.layers,
-            comparison.heads,
-            Normalize(0.0, 1.0),
-            "RdYlGn",
-            "score",
-        )
-        found = [
-            [comparison.verdict(i, j) for j in range(len(comparison.heads))] for i in range(len(comparison.layers))
-        ]
+        figure, axis = map_figure(np.clip(scores, 0.0, 1.0), layers, heads, Normalize(0.0, 1.0), "RdYlGn", "score")
         for verdict, marker in (("lost", "x"), ("moved", "D")):
-            y, x = np.nonzero(np.array(found) == verdict)
+            y, x = np.nonzero(verdicts == verdict)
             face = {"facecolor": "none", "edgecolor": "black"} if marker == "D" else {"color": "black"}
             axis.scatter(x, y, s=20, marker=marker, linewidth=1.0, **face)
-        percent, texts = comparison.settings["percent"], comparison.counts["texts"]
         axis.set_title(
-            f"kept of each head's top {percent:g}% pairs, {texts} texts\n"
-            "x: no more than nearness gives, diamond: another head fits better",
+            f"share of each head's top {percent:g}% pairs that is kept, {texts} texts\n"
+            "cross: no more than at equal distances, diamond: another head fits better",
             fontsize=8,
         )
     return Drawing("comparison", "map", "which heads kept their function", figure)

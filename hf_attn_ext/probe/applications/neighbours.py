@@ -1,4 +1,4 @@
-"""How much of a head's attention goes to the nearest tokens, which a kernel of contents cannot tell apart by place."""
+"""Attention to the nearest tokens, which a kernel that depends on content alone cannot follow."""
 
 from __future__ import annotations
 
@@ -20,41 +20,46 @@ NEAREST = 2
 def neighbour_attention(
     model: nn.Module, batches: Iterable[dict[str, Tensor]], nearest: int = NEAREST
 ) -> dict[int, np.ndarray]:
-    """The share of attention on the tokens at distance 1 to ``nearest``, less their share of what a query sees.
+    """Return the share of attention on tokens at distance 1 to ``nearest``, minus their share of the visible keys.
 
-    Mean over all real tokens as queries, special ones included; 0 is a head that does not care for nearness.
+    The mean is over all real tokens as queries, special tokens included; 0 means that a head has no preference for
+    near tokens.
 
     Args:
-        model: in evaluation mode.
-        batches: ``input_ids`` and ``attention_mask`` (B, N).
-        nearest: in tokens, on both sides where both are seen.
+        model: a Transformers model in evaluation mode.
+        batches: dictionaries with ``input_ids`` and ``attention_mask``, int64 (B, N).
+        nearest: the greatest distance in tokens, on both sides if both are visible.
 
     Returns:
-        By layer, (H,) float64.
+        By layer number, float64 (H,).
 
     Raises:
-        AttnExtError: a model that cannot be captured, or whose attention maps do not follow from what is captured.
+        AttnExtError: the model cannot be captured, or its attention weights cannot be computed from the capture.
 
     Example:
         >>> neighbour_attention(model, batches)[0].shape  # doctest: +SKIP
         (12,)
+
+    Source:
+        Ours.
     """
     sums = {layer.index: np.zeros(layer.num_heads) for layer in capturable_layers(model)}
     queries = 0
 
     def count(call: HeadOutputs) -> None:
-        length = call.query.shape[2]
-        place = torch.arange(length, device=call.query.device)
-        near = (place[:, None] - place).abs()
-        near = (near > 0) & (near <= nearest)
+        # the capture is at the attention interface, and every batch has a mask
+        assert call.query is not None and call.forward.attention_mask is not None
+        position = torch.arange(call.query.shape[2], device=call.query.device)
+        distance = (position[:, None] - position).abs()
+        near = (distance > 0) & (distance <= nearest)
         for row, real in enumerate(call.forward.attention_mask.to(near.device)):
-            seen = visible_keys(call, row)  # padding is never seen
-            by_chance = (seen & near).sum(-1).double() / seen.sum(-1).clamp_min(1)
+            visible = visible_keys(call, row)  # without padding
+            by_chance = (visible & near).sum(-1).double() / visible.sum(-1).clamp_min(1)
             share = (attention_map(call, row) * near).sum(-1).double()
             sums[call.layer.index] += (share - by_chance)[:, real].sum(1).cpu().numpy()
 
     with capture(model, count):
         for batch in batches:
             queries += int(batch["attention_mask"].sum())
-            read(model, **batch)
+            read(model, batch["input_ids"], batch["attention_mask"])
     return {layer: total / queries for layer, total in sums.items()}

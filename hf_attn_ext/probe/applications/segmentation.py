@@ -1,23 +1,22 @@
-"""Text segmentation from context similarity and from the attention that separators draw.
+"""Text segmentation by context similarity and by the attention to separators.
 
-That similarity falls outside a sentence in the last layers, that attention rests on separators there, and that this may
-serve to segment texts, is from the source (2512.21956). It gives no method; what follows is ours: sentences' mean
-outputs compared, the text cut where that is cheapest (:mod:`.boundaries`), the focus on separators as a second cue.
+arXiv 2512.21956 observes in the last layers that similarity falls across sentences and that attention concentrates on
+separators, and suggests both for segmentation without a method. The method is ours: compare the sentences' mean outputs
+and choose boundaries by :mod:`.boundaries`, with the attention to separators (the focus) as a second cue.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from hf_attn_ext.errors import AttnExtError, short, suggest
-from hf_attn_ext.probe.options import whole
+from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.probe.options import finite, one_of, whole
 
 from .boundaries import block_similarities, depths, highest, least_scatter, scatter_costs, standardised
 from .sentence_vectors import SENTENCE, SEPARATORS, SentenceVectors, sentence_vectors
@@ -25,7 +24,7 @@ from .sentence_vectors import SENTENCE, SEPARATORS, SentenceVectors, sentence_ve
 CUES = ("similarity", "focus", "both")
 SIMILARITIES = ("cosine", "dot")
 METHODS = ("scatter", "depth")
-# For MiniLM: the study `segmentation` chose them on addresses of the training years, the number of segments unknown.
+# Chosen for MiniLM by the study `segmentation`, on addresses of the training years, without the number of segments.
 THRESHOLDS = {"scatter": 1.4, "depth": 0.75, "focus": 1.5}
 FOCUS_WEIGHT = 0.05
 BLOCK = 3
@@ -33,17 +32,17 @@ BLOCK = 3
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Segmentation:
-    """Where a text of n sentences is cut.
+    """The segments of a text with n sentences; the result of :func:`segment`.
 
     Attributes:
-        sentences: int64 (n, 2), where each sentence begins and where the next one does, in characters.
-        boundaries: ascending numbers of the sentences, from 1 to n - 1, that begin a new segment.
-        scores: float64 (n - 1,), what every candidate brings, the end of sentence 0 first. By scatter: how much a cut
-            there lowers the scatter, in squared lengths of a sentence's vector, beyond its price, between the cuts
-            beside it; above 0, a cut pays. By depth, and by focus alone: standard deviations above the mean.
-        similarity: float64 (n - 1,), of the blocks left and right of each candidate, a cosine.
-        focus: float64 (n - 1,), the attention that the separator before each candidate draws, mean over heads, 1 is
-            equal attention; None where it was not read.
+        sentences: int64 (n, 2), the first character of each sentence and of the next one.
+        boundaries: the indices of the sentences that begin a segment, from 1 to n - 1, ascending.
+        scores: float64 (n - 1,), the score of a boundary after each sentence but the last. For the method scatter, how
+            much the boundary lowers the scatter, minus its price, given the boundaries next to it; above 0 it pays.
+            For the method depth and the cue focus, standard deviations above the mean.
+        similarity: float64 (n - 1,), the cosine of the blocks on both sides of each candidate.
+        focus: float64 (n - 1,), the attention to the separator before each candidate, mean over heads, 1 for equal
+            attention; None if it was not read.
     """
 
     sentences: np.ndarray
@@ -54,11 +53,16 @@ class Segmentation:
 
     @property
     def offsets(self) -> list[int]:
-        """The characters at which segments begin, without the first one's 0."""
-        return self.sentences[list(self.boundaries), 0].tolist()
+        """The first character of each segment, without the first segment's 0."""
+        offsets: list[int] = self.sentences[list(self.boundaries), 0].tolist()
+        return offsets
 
     def parts(self, text: str) -> list[str]:
-        """The segments of the text that was cut; joined, they are the text."""
+        """Return the segments of the text, which joined are the text again.
+
+        Args:
+            text: the text that was segmented.
+        """
         edges = [0, *self.offsets, len(text)]
         return [text[first:end] for first, end in itertools.pairwise(edges)]
 
@@ -82,36 +86,44 @@ def segment(
     language: str = "en",
     batch_size: int = 8,
 ) -> Segmentation:
-    """Divide a text into segments that are about different things; candidates are the ends of its sentences.
+    """Divide a text into segments about different topics; every boundary is at the end of a sentence.
 
     Args:
-        model: stock or converted, an encoder or a decoder, that the probe can capture.
+        model: an encoder or a decoder that the probe can capture, converted or not.
         tokenizer: its fast tokenizer.
-        text: of two sentences or more, of any length.
-        segments: how many; None lets ``threshold`` decide.
-        threshold: by scatter, what a cut must bring; by depth and by focus, standard deviations above the mean; None
-            is what was best on training texts.
-        cue: ``"similarity"``, ``"focus"`` (of the separators), ``"both"``.
-        layers, heads: numbers from 0; None is the last two layers, all heads.
-        window: ``"sentence"``, sentences are read one by one; or tokens of overlapping windows.
-        similarity: ``"dot"`` products of mean outputs, as in the source; or their ``"cosine"``.
+        text: two sentences or more, of any length.
+        segments: the number of segments; None to decide by ``threshold``.
+        threshold: the least gain of a boundary for the method scatter; standard deviations above the mean for the
+            method depth and the cue focus. None for the value that was best on training texts.
+        cue: ``"similarity"``, ``"focus"`` (attention to separators) or ``"both"``.
+        layers: layer numbers or patterns of module names; None for the last two layers.
+        heads: head numbers; None for all heads.
+        window: ``"sentence"`` to read every sentence by itself, or the size of overlapping windows in tokens.
+        similarity: ``"dot"`` for dot products of mean outputs, as in the source, or ``"cosine"``.
         method: ``"scatter"`` or ``"depth"``, see :mod:`.boundaries`.
-        block: sentences on each side of a gap, for the depth and for :attr:`Segmentation.similarity`.
-        focus_weight: of one standard deviation of the focus; a negative weight takes low focus for a boundary.
+        block: the number of sentences on each side of a gap, for the depth and for :attr:`Segmentation.similarity`.
+        focus_weight: the weight of one standard deviation of the focus. With a negative weight, low focus marks a
+            boundary.
         separators, language, batch_size: see :func:`.sentence_vectors.sentence_vectors`.
 
+    Returns:
+        The boundaries with the scores of all candidates.
+
     Raises:
-        AttnExtError: an option that is not known, more segments than sentences, and what
+        AttnExtError: an option is unknown, there are more segments than sentences, or
             :func:`.sentence_vectors.sentence_vectors` raises.
 
     Example:
-        >>> found = segment(model, tokenizer, text, segments=3)  # doctest: +SKIP
-        >>> [part[:40] for part in found.parts(text)]
+        >>> segments = segment(model, tokenizer, text, segments=3)  # doctest: +SKIP
+        >>> [part[:40] for part in segments.parts(text)]  # doctest: +SKIP
+
+    Source:
+        Ours; the observations are from arXiv 2512.21956.
     """
-    options = {"threshold": threshold, "cue": cue, "similarity": similarity, "method": method, "block": block}
-    options["focus_weight"] = focus_weight
-    _check(segments, **options)
-    read = sentence_vectors(
+    options: dict[str, Any] = {"threshold": threshold, "cue": cue, "similarity": similarity, "method": method}
+    options |= {"segments": segments, "block": block, "focus_weight": focus_weight}
+    _check(**options)
+    vectors = sentence_vectors(
         model,
         tokenizer,
         text,
@@ -123,11 +135,11 @@ def segment(
         language=language,
         batch_size=batch_size,
     )
-    return segment_sentences(read, segments=segments, **options)
+    return segment_sentences(vectors, **options)
 
 
 def segment_sentences(
-    read: SentenceVectors,
+    vectors: SentenceVectors,
     *,
     segments: int | None = None,
     threshold: float | None = None,
@@ -137,36 +149,68 @@ def segment_sentences(
     block: int = BLOCK,
     focus_weight: float = FOCUS_WEIGHT,
 ) -> Segmentation:
-    """:func:`segment` for a text that was read by :func:`.sentence_vectors.sentence_vectors`; arguments as there."""
+    """Divide a text whose sentence vectors were computed before.
+
+    Args:
+        vectors: from :func:`.sentence_vectors.sentence_vectors`.
+        segments, threshold, cue, similarity, method, block, focus_weight: see :func:`segment`.
+
+    Returns:
+        The boundaries with the scores of all candidates.
+
+    Raises:
+        AttnExtError: an option is unknown, there are more segments than sentences, or the cue needs the focus and
+            ``vectors`` has none.
+
+    Example:
+        >>> vectors = sentence_vectors(model, tokenizer, text)  # doctest: +SKIP
+        >>> segment_sentences(vectors, segments=3).boundaries  # doctest: +SKIP
+        (4, 9)
+    """
     _check(segments, threshold, cue, similarity, method, block, focus_weight)
-    if cue != "similarity" and read.focus is None:
-        raise AttnExtError(f"cue={cue!r} needs the focus, which was not read; use sentence_vectors(..., focus=True)")
-    similarities = sentence_similarities(read, similarity)
-    focus = None if read.focus is None else read.focus.mean((0, 1))[:-1]
+    similarities = sentence_similarities(vectors, similarity)
+    focus = bonus = None
+    if vectors.focus is not None:
+        focus = vectors.focus.mean((0, 1))[:-1]
+    if cue != "similarity":
+        if focus is None:
+            raise AttnExtError(f"cue={cue!r} needs the focus; call sentence_vectors with focus=True")
+        bonus = focus_weight * standardised(focus)
     boundaries, scores = cut(
         None if cue == "focus" else similarities,
-        None if cue == "similarity" else focus_weight * standardised(focus),
+        bonus,
         segments=segments,
         threshold=threshold,
         method=method,
         block=block,
     )
-    return Segmentation(read.spans, tuple(boundaries), scores, block_similarities(similarities, block), focus)
+    return Segmentation(vectors.spans, tuple(boundaries), scores, block_similarities(similarities, block), focus)
 
 
-def sentence_similarities(read: SentenceVectors, similarity: str = "cosine") -> np.ndarray:
-    """(n, n): context similarity of the sentences, mean over heads and layers, diagonal included.
+def sentence_similarities(vectors: SentenceVectors, similarity: str = "cosine") -> np.ndarray:
+    """Compute the context similarity of all pairs of sentences, averaged over heads and layers.
 
-    Each head's vectors are taken relative to their mean over the text's sentences: what they all share says nothing
-    (ours). ``"cosine"`` brings each vector to length 1; ``"dot"`` each head's vectors to mean squared length 1.
+    Each head's mean vector over the text is subtracted first, because it does not distinguish sentences (ours).
+
+    Args:
+        vectors: from :func:`.sentence_vectors.sentence_vectors`.
+        similarity: ``"cosine"`` scales each vector to length 1; ``"dot"`` scales each head's vectors to mean squared
+            length 1.
+
+    Returns:
+        float64 (n, n), with the diagonal.
+
+    Example:
+        >>> sentence_similarities(vectors).shape  # doctest: +SKIP
+        (12, 12)
     """
-    total, heads = 0.0, 0
-    for vectors in read.vectors:
-        vectors = vectors - vectors.mean(1, keepdims=True)
-        squares = (vectors**2).sum(-1, keepdims=True)
+    total, heads = np.zeros((len(vectors.tokens), len(vectors.tokens))), 0
+    for of_layer in vectors.vectors:
+        centred = of_layer - of_layer.mean(1, keepdims=True)
+        squares = (centred**2).sum(-1, keepdims=True)
         scale = squares if similarity == "cosine" else squares.mean(1, keepdims=True)
-        vectors = vectors / np.sqrt(np.where(scale > 0, scale, 1.0))
-        total, heads = total + np.einsum("hid,hjd->ij", vectors, vectors), heads + len(vectors)
+        scaled = centred / np.sqrt(np.where(scale > 0, scale, 1.0))
+        total, heads = total + np.einsum("hid,hjd->ij", scaled, scaled), heads + len(scaled)
     return total / heads
 
 
@@ -179,24 +223,29 @@ def cut(
     method: str = "scatter",
     block: int = BLOCK,
 ) -> tuple[list[int], np.ndarray]:
-    """Cut n sentences by any similarities between them, by a bonus for every gap, or by both.
+    """Divide n sentences by similarities between them, by a bonus for every gap, or by both.
 
     Args:
-        similarities: (n, n), dot products of the sentences' vectors, of length about 1; None leaves them out.
-        bonus: (n - 1,), added to what a cut brings; None is none.
-        segments, threshold, method, block: as of :func:`segment`.
+        similarities: float64 (n, n), dot products of the sentences' vectors of length about 1, or None.
+        bonus: float64 (n - 1,), added to the gain of a boundary at each gap, or None.
+        segments, threshold, method, block: see :func:`segment`.
 
     Returns:
-        The sentences that begin segments, ascending, and (n - 1,) what every gap brings.
+        The indices of the sentences that begin a segment, ascending, and the scores of all gaps, float64 (n - 1,).
 
     Raises:
-        AttnExtError: more segments than sentences.
+        AttnExtError: there are more segments than sentences, or neither similarities nor a bonus.
 
     Example:
         >>> cut(np.kron(np.eye(2), np.ones((3, 3))), segments=2)[0]
         [3]
     """
-    count = len(similarities) if similarities is not None else len(bonus) + 1
+    if similarities is not None:
+        count = len(similarities)
+    elif bonus is not None:
+        count = len(bonus) + 1
+    else:
+        raise AttnExtError("there are neither similarities nor a bonus; pass at least one")
     if segments is not None and segments > count:
         raise AttnExtError(f"segments is {segments}, but the text has {count} sentences; give at most {count}")
     if threshold is None:
@@ -221,17 +270,17 @@ def _check(
     block: int,
     focus_weight: float,
 ) -> None:
-    for name, value, known in (
-        ("cue", cue, CUES),
-        ("similarity", similarity, SIMILARITIES),
-        ("method", method, METHODS),
-    ):
-        if value not in known:
-            raise AttnExtError(f"{name} is {short(value)};{suggest(value, known)} it must be one of {', '.join(known)}")
+    """Check the options of :func:`segment`.
+
+    Raises:
+        AttnExtError: a value is unknown or out of range.
+    """
+    one_of(cue, CUES, "cue")
+    one_of(similarity, SIMILARITIES, "similarity")
+    one_of(method, METHODS, "method")
     if segments is not None:
         whole(segments, 1, "segments")
     whole(block, 1, "block")
-    for name, value in (("threshold", threshold), ("focus_weight", focus_weight)):
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool) and np.isfinite(value)
-        if not number and not (name == "threshold" and value is None):
-            raise AttnExtError(f"{name} must be a finite number, got {short(value)}")
+    if threshold is not None:
+        finite(threshold, "threshold")
+    finite(focus_weight, "focus_weight")

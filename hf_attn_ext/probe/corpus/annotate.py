@@ -35,8 +35,16 @@ class Annotation:
     words: np.ndarray
     documents: Sequence[str] | None = None
 
-    def places(self, row: int, special_ids: Collection[int]) -> np.ndarray:
-        """Where the text's tokens stand that are neither padding nor special, by the tokenizer or by their id."""
+    def positions(self, row: int, special_ids: Collection[int]) -> np.ndarray:
+        """Return the positions of a text's tokens that are neither padding nor special.
+
+        Args:
+            row: the text's row in the batch.
+            special_ids: ids that are special wherever they occur, in addition to the tokens that the tokenizer added.
+
+        Returns:
+            int64 (n,), ascending.
+        """
         ids, real = self.input_ids[row].numpy(), self.attention_mask[row].numpy() > 0
         return np.flatnonzero(real & ~self.special[row] & ~np.isin(ids, list(special_ids)))
 

@@ -12,10 +12,7 @@ from torch import Tensor
 
 from hf_attn_ext.integration.base_models.evaluation import evaluating
 from hf_attn_ext.integration.base_models.positions import max_tokens
-from hf_attn_ext.integration.base_models.readable_layers import Layer
-from hf_attn_ext.integration.capture.capture import capture
-from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
-from hf_attn_ext.probe.corpus.annotate import Annotation, segment_starts, sentence_starts
+from hf_attn_ext.probe.corpus.annotate import segment_starts, sentence_starts
 from hf_attn_ext.probe.counting.similarity import high_counts, pair_values, pairs_of, select_high
 from hf_attn_ext.probe.counting.texts import text_key
 from hf_attn_ext.probe.options import (
@@ -26,7 +23,7 @@ from hf_attn_ext.probe.options import (
     readable_layers,
     special_ids,
 )
-from hf_attn_ext.probe.streaming.feeding import annotated_batches, read
+from hf_attn_ext.probe.streaming.feeding import annotated_batches, head_outputs
 
 # Of the data in base64, all texts together; the report must stay under 5 MiB.
 BUDGET = 3 * 2**20
@@ -121,9 +118,11 @@ def browse(
     browsed = []
     for text in texts:
         known = next(annotated_batches([model], tokenizer, [text], 1, layers=chosen, **options))
-        places = known.places(0, special_ids(tokenizer))
+        places = known.positions(0, special_ids(tokenizer))
         if len(places) > 1:
-            outputs = _outputs(model, known, places, chosen, shown)
+            with evaluating(model):
+                of_layers = head_outputs(model, known, chosen)
+            outputs = [of_layers[layer.index][0, shown][:, places] for layer in chosen]
             ids = known.input_ids[0].tolist()
             whole_text = len(tokenizer(text, verbose=False)["input_ids"]) <= length
             browsed.append(
@@ -135,20 +134,6 @@ def browse(
                 )
             )
     return browsed
-
-
-def _outputs(model: Any, known: Annotation, places: np.ndarray, layers: list[Layer], heads: list[int]) -> list[Tensor]:
-    """For each layer (H, n, d): the heads' outputs at the tokens that count."""
-    outputs: dict[int, Tensor] = {}
-
-    def keep(call: HeadOutputs) -> None:
-        call.check_single(outputs_of)
-        outputs[call.layer.index] = call.output[0, heads][:, places].cpu()
-
-    outputs_of = object()
-    with evaluating(model), capture(model, keep, layers=layers):
-        read(model, known.input_ids, known.attention_mask, layers)
-    return [outputs[layer.index] for layer in layers]
 
 
 def _matrices(outputs: list[Tensor], percent: float, key: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -20,7 +20,12 @@ _DOT, _COUNT, _MATCHED = "#0b6e4f", "#777777", "#d1853b"
 _CONTROL = {"dot": _DOT, "cosine": "#30459c", "attention": "#8e44ad"}
 # From so many heads on, marks are drawn as pixels: as paths they would take megabytes.
 _MANY = 400
-OPTIONS = {"svg.hashsalt": "hf-attn-ext", "svg.fonttype": "none", "font.size": 9, "font.family": "DejaVu Sans"}
+OPTIONS: dict[Any, Any] = {
+    "svg.hashsalt": "hf-attn-ext",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "font.family": "DejaVu Sans",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,8 @@ from hf_attn_ext.errors import AttnExtError, short
 from hf_attn_ext.integration.base_models.positions import max_tokens
 from hf_attn_ext.integration.base_models.projections import call_options
 from hf_attn_ext.integration.base_models.readable_layers import Layer, causal_model, token_reader
+from hf_attn_ext.integration.capture.capture import capture
+from hf_attn_ext.integration.capture.head_outputs import HeadOutputs
 from hf_attn_ext.probe.corpus.annotate import Annotation, annotate, check_boundaries, check_language
 from hf_attn_ext.probe.options import check_ids, whole
 
@@ -141,3 +143,33 @@ def read(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, layers: Se
             f"(IndexError: {error}); if it has fewer positions, give a smaller pad_to, or max_length with "
             "truncation=True"
         ) from error
+
+
+def head_outputs(model: nn.Module, annotation: Annotation, layers: list[Layer]) -> dict[int, Tensor]:
+    """Run one batch and return the outputs of all heads.
+
+    Args:
+        model: in evaluation mode.
+        annotation: the batch.
+        layers: layers of ``model``.
+
+    Returns:
+        (B, H, N, d) on the CPU by layer number: the outputs before the output projection.
+
+    Raises:
+        AttnExtError: a layer runs more than once in a pass.
+
+    Example:
+        >>> head_outputs(model, annotation, layers)[0].shape  # doctest: +SKIP
+        torch.Size([8, 12, 40, 32])
+    """
+    outputs: dict[int, Tensor] = {}
+
+    def keep(call: HeadOutputs) -> None:
+        call.check_single(outputs_of)
+        outputs[call.layer.index] = call.output.cpu()
+
+    outputs_of = object()
+    with capture(model, keep, layers=layers):
+        read(model, annotation.input_ids, annotation.attention_mask, layers)
+    return outputs
