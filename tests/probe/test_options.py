@@ -39,7 +39,7 @@ def one_line(message, call):
         ({"heads": "all"}, "heads must be a list"),
         ({"heads": 0.5}, "heads must be a list"),
         ({"heads": (0.0,)}, "no head 0.0"),
-        ({"tokenizer": "bert"}, "tokenizer is 'bert'.*AutoTokenizer"),
+        ({"tokenizer": "bert"}, "tokenizer must be a PreTrainedTokenizerFast, got 'bert'.*AutoTokenizer"),
         ({"sample": "all"}, "sample must be a share"),
         ({"sample": float("nan")}, "sample must be a share"),
         ({"seed": 10**70}, "seed must be a whole number of at most"),

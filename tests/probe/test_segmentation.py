@@ -343,7 +343,7 @@ def test_options_change_what_they_say(tokenizer):
     [
         ("", {}, "text 0 is blank"),
         (3, {}, "text must be one string, got 3"),
-        ("Word1 word2.", {}, "the text has one sentence, which cannot be divided: 'Word1 word2.'"),
+        ("Word1 word2.", {}, "the text has one sentence, got 'Word1 word2.'; pass a text with two sentences or more"),
         (TEXT, {"segments": 5}, "segments is 5, but the text has 4 sentences; give at most 4"),
         (TEXT, {"segments": 5, "method": "depth"}, "segments is 5, but the text has 4 sentences"),
         (TEXT, {"segments": 0}, "segments must be a whole number of at least 1, got 0"),
@@ -354,7 +354,7 @@ def test_options_change_what_they_say(tokenizer):
         (TEXT, {"threshold": "high"}, "threshold must be a finite number, got 'high'"),
         (TEXT, {"focus_weight": None}, "focus_weight must be a finite number, got None"),
         (TEXT, {"block": 0}, "block must be a whole number of at least 1, got 0"),
-        (TEXT, {"window": 65}, "window is 65 tokens, the model takes 64"),
+        (TEXT, {"window": 65}, "window must be at most 64 tokens for this model, got 65"),
         (TEXT, {"window": 3}, "window must be a whole number of at least 4, got 3"),
         (TEXT, {"window": "text"}, "window must be 'sentence' or a number of tokens, got 'text'"),
         (TEXT, {"layers": 7}, "no layer matches 7; there are layers 0 to 1"),

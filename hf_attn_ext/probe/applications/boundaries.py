@@ -32,7 +32,7 @@ def scatter_costs(similarities: np.ndarray) -> np.ndarray:
         AttnExtError: there are more sentences than :data:`MOST_SENTENCES`.
 
     Example:
-        >>> scatter_costs(np.eye(2))[0, 2]  # two orthogonal vectors of length 1
+        >>> float(scatter_costs(np.eye(2))[0, 2])  # two orthogonal vectors of length 1
         1.0
     """
     count = len(similarities)
