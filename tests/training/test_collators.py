@@ -185,7 +185,7 @@ def test_neighbours_are_means_with_gradients():
 def test_neighbours_that_nobody_takes_are_noticed():
     model = hax.set_mask(tiny.tiny_model(GPT2LMHeadModel), "butterfly")
     batch = ButterflyCollator(Tokens, model)(TEXTS)
-    with pytest.raises(AttnExtError, match=r"neighbour_ids came to the attention unused.*accept_neighbour_ids"):
+    with pytest.raises(AttnExtError, match=r"neighbour_ids reached the attention unused.*accept_neighbour_ids"):
         model(**batch)
     handle = accept_neighbour_ids(model)
     expected = model(**batch).loss

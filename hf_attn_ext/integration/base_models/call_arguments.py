@@ -31,8 +31,9 @@ def arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
         All arguments by name; ``kwargs`` alone for a call that ``forward`` does not accept, as the model's own error
         is the clearer one.
     """
+    cls: Any = type(module)
     try:
-        return dict(_signature(type(module)).bind_partial(module, *args, **kwargs).arguments) | kwargs
+        return dict(_signature(cls).bind_partial(module, *args, **kwargs).arguments) | kwargs
     except TypeError:
         return dict(kwargs)
 
@@ -105,7 +106,7 @@ def _of_two_axes(mask: Tensor) -> Tensor:
 
 
 @functools.cache
-def _signature(cls: type) -> inspect.Signature:
+def _signature(cls: Any) -> inspect.Signature:
     return inspect.signature(cls.forward)
 
 

@@ -29,6 +29,17 @@ LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # Names of the projection of the heads' outputs inside the attention module.
 _PROJECTIONS = ("o_proj", "c_proj", "out_lin", "out_proj", "dense")
 
+# The query and key projections of the families whose queries and keys come straight from them, without rotary positions
+# or a scale in between. One name: both in one matrix, queries first.
+QUERY_KEY_PROJECTIONS = {
+    "bert": ("query", "key"),
+    "roberta": ("query", "key"),
+    "xlm-roberta": ("query", "key"),
+    "distilbert": ("q_lin", "k_lin"),
+    "electra": ("query", "key"),
+    "gpt2": ("c_attn",),
+}
+
 # Types whose position ids start behind the padding index.
 COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm")
 
@@ -121,8 +132,13 @@ def slides(config: Any, layer_idx: int) -> bool:
     return getattr(config, "sliding_window", None) is not None
 
 
+def _calls_interface(module: nn.Module) -> bool:
+    cls: Any = type(module)
+    return _class_calls_interface(cls)
+
+
 @functools.cache
-def _calls_interface(cls: type) -> bool:
+def _class_calls_interface(cls: Any) -> bool:
     """Whether the forward of the class looks its attention function up in Transformers' attention interface."""
     try:
         return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(cls.forward)
@@ -140,7 +156,7 @@ def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     attention = FAMILIES.get(stock_type(config.model_type))
     modules = []
     for name, module in model.named_modules():
-        known = type(module).__name__ == attention if attention else _calls_interface(type(module))
+        known = type(module).__name__ == attention if attention else _calls_interface(module)
         if known and not is_cross_attention(module):
             modules.append((name, module))
     return modules
@@ -148,7 +164,7 @@ def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def cross_attention_modules(model: nn.Module) -> list[nn.Module]:
     """Return the modules of ``model`` that attend to another sequence through the attention interface."""
-    return [module for module in model.modules() if _calls_interface(type(module)) and is_cross_attention(module)]
+    return [module for module in model.modules() if _calls_interface(module) and is_cross_attention(module)]
 
 
 def stock_type(model_type: str) -> str:

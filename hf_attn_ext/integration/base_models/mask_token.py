@@ -52,8 +52,9 @@ def add_mask_token(model: Any, tokenizer: Any, token: str = MASK_TOKEN) -> Any:
         if token in tokenizer.get_vocab():
             raise AttnExtError(f"{token!r} is in the vocabulary already, as an ordinary token; choose another one")
         tokenizer.add_special_tokens({"mask_token": token})
-    number = tokenizer.mask_token_id
-    rows = base.get_input_embeddings().weight.shape[0]
+    number: int = tokenizer.mask_token_id
+    embeddings: Any = base.get_input_embeddings()
+    rows = embeddings.weight.shape[0]
     if number >= rows:
         base.resize_token_embeddings(number + 1, mean_resizing=False)
     if number >= min(rows, before):
@@ -64,8 +65,9 @@ def add_mask_token(model: Any, tokenizer: Any, token: str = MASK_TOKEN) -> Any:
 
 def _fill(model: PreTrainedModel, known: int, number: int) -> None:
     """Set rows ``known`` to ``number`` of the embeddings, the head and its bias to the mean of those before."""
-    head = model.get_output_embeddings()
-    weights = [model.get_input_embeddings().weight]
+    head: Any = model.get_output_embeddings()
+    embeddings: Any = model.get_input_embeddings()
+    weights = [embeddings.weight]
     if head is not None:
         weights += [head.weight] if head.weight is not weights[0] else []
         weights += [head.bias] if getattr(head, "bias", None) is not None else []

@@ -36,7 +36,8 @@ def check_kind(model: nn.Module, name: str, module: nn.Module) -> None:
             weights.
     """
     parts = name.split(".")
-    block = len(_block(name).split(".")) if _block(name) else 0
+    block_path = _block(name)
+    block = len(block_path.split(".")) if block_path else 0
     around = [model.get_submodule(".".join(parts[:end])) for end in range(1, len(parts) + 1)]
     # only inside the block: a block with both kinds may be named after both, and so may a model
     crossed = any(mark in part.lower() for part in parts[block:] for mark in _CROSS)

@@ -34,4 +34,5 @@ def share_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     before = model.config
     for module in model.modules():
         if module.__dict__.get("config") is before:
-            module.config = config
+            holder: Any = module  # nn.Module declares its attributes as tensors and modules
+            holder.config = config

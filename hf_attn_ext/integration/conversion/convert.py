@@ -37,25 +37,24 @@ def convert(
 ) -> PreTrainedModel:
     """Swap softmax attention for a learnable linear kernel, in place.
 
-    The base weights and their names stay; each converted attention module gets ``.feature_map``. The
-    model's class and configuration become the ``AttnExt...`` ones, so that saving writes a folder that
-    opens as what it is. A configuration shared with another model is copied first. The maps are untrained
-    afterwards: distil them.
+    The base weights keep their names and values, and each converted attention module gets ``.feature_map``. The model's
+    class and configuration become the ``AttnExt...`` ones, so that a saved folder opens as a converted model. A
+    configuration shared with another model is copied first. The feature maps are untrained: distil them.
 
     Args:
-        model: a model of :func:`supported_model_types`, with any head; another model that uses the host's
-            attention interface converts with a warning that it is untested.
-        config: what to build; a dictionary of the same fields will do. None: the defaults, or the maps that
-            a model opened with ``attn_implementation="flexformer"`` got on first use.
+        model: a model of :func:`supported_model_types`, with any head; another model that uses the attention interface
+            converts with a warning that it is untested.
+        config: what to build, or a dictionary of the same fields. None: the defaults, or the feature maps that a model
+            opened with ``attn_implementation="flexformer"`` got on first use.
         **overrides: single fields, such as ``kernel="hedgehog"``.
 
     Returns:
         The same object.
 
     Raises:
-        AttnExtError: the model is converted already, is causal, is offloaded, does not use the attention
-            interface, or is no transformers model; a layer is out of range; a field is unknown or
-            ill-typed. The model is then unchanged.
+        AttnExtError: the model is converted already, offloaded, made of several models, does not use the attention
+            interface, or is no Transformers model; a layer is out of range; a field is unknown or of a wrong type. The
+            model is then unchanged.
 
     Example:
         >>> model = AutoModelForMaskedLM.from_pretrained("roberta-base")  # doctest: +SKIP
@@ -86,20 +85,24 @@ def convert(
     attach(model, plan)
     swap_classes(model)
     # Folders of ours hold the names that the live model has, never those of an older format it was read from.
-    model._weight_conversions = None
-    # The stock folder does not hold this model any more: an adapter that names it as its base would open on softmax.
-    # Saving gives it the folder's name.
+    converted: Any = model  # PreTrainedModel does not declare the attribute
+    converted._weight_conversions = None
+    # The base model's folder does not hold this model: an adapter that names it as its base would open on softmax.
+    # Saving sets the new folder's name.
     model.name_or_path = ""
     setattr(model, _BEFORE, before)
     return model
 
 
 def revert(model: PreTrainedModel) -> PreTrainedModel:
-    """Undo :func:`convert`, in place: the stock class, its attention, no feature maps.
+    """Undo :func:`convert`, in place: restore the base model's class and attention, and remove the feature maps.
 
-    The base weights are those of now, trained or not. A stock model that got maps on first use loses them.
-    The attention implementation becomes the one that the model had before it was converted, or the host's
-    default; of a model with a mask it is ``"hasse"``, and that one once the mask is removed.
+    The base weights keep their present values, trained or not. Feature maps that were attached on first use are removed
+    too. The attention implementation becomes the one before the conversion, or Transformers' default. In a model with a
+    mask it is ``"hasse"`` until the mask is removed.
+
+    Args:
+        model: the model itself, not wrapped.
 
     Returns:
         The same object.
@@ -146,7 +149,7 @@ def revert(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def is_converted(model: nn.Module) -> bool:
-    """Whether ``model`` is a converted model; looks through PEFT's, DDP's and torch.compile's wrappers."""
+    """Return whether ``model`` is a converted model, wrapped by PEFT, DDP or torch.compile or not."""
     return isinstance(unwrap(model), AttnExtModelMixin)
 
 
@@ -176,7 +179,7 @@ def _check_model(model: Any) -> None:
 
 
 def check_bare(model: PreTrainedModel) -> None:
-    """Raise where ``model`` carries a PEFT adapter."""
+    """Raise :class:`AttnExtError` where ``model`` carries a PEFT adapter."""
     if getattr(model, "_hf_peft_config_loaded", False):
         raise AttnExtError(
             f"{type(model).__name__} carries a PEFT adapter; convert, fold or revert the model without it"
@@ -211,8 +214,8 @@ def _converted_config(stock: PreTrainedConfig, settings: AttnExtConfig) -> PreTr
 
 
 def _check_masks(model: PreTrainedModel, plan: list[tuple[nn.Module, int, Any]]) -> None:
-    """A mask that the model has must be one that its linear layers can honour."""
+    """Check that the linear layers can honour the model's masks."""
     masks = MaskSettings.of(model.config)
-    for _, layer_idx, feature_map in plan if masks is not None else ():
-        if feature_map is not None:
+    for _, layer_idx, feature_map in plan:
+        if masks is not None and feature_map is not None:
             check_linear_mask(masks.of_layer(layer_idx), layer_idx)

@@ -1,6 +1,8 @@
-"""``fold`` the affine maps of queries and keys into the model's own projections, for inference. Source: ours."""
+"""``fold`` the affine maps of queries and keys into the model's own projections, for inference."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,31 +13,20 @@ from hf_attn_ext.attention import FeatureMap
 from hf_attn_ext.attention.affine import AffineMap
 from hf_attn_ext.attention.ops.inputs import score_factor
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.base_models.families import stock_type
+from hf_attn_ext.integration.base_models.families import QUERY_KEY_PROJECTIONS, stock_type
 from hf_attn_ext.integration.kernel_modules.layers import ConvertedLayer, converted_layers
 from hf_attn_ext.integration.names import FOLDED
 
 from .convert import check_bare, is_converted
-
-# The query and key projections of the families whose queries and keys come straight from them: no rotary positions, no
-# scale of their own in between. One name: both in one matrix, queries first.
-_PROJECTIONS = {
-    "bert": ("query", "key"),
-    "roberta": ("query", "key"),
-    "xlm-roberta": ("query", "key"),
-    "distilbert": ("q_lin", "k_lin"),
-    "electra": ("query", "key"),
-    "gpt2": ("c_attn",),
-}
 
 
 @torch.no_grad()
 def fold(model: PreTrainedModel) -> PreTrainedModel:
     """Put the learned affine maps of queries and keys into the model's query and key projections, in place.
 
-    The outputs stay, up to rounding; the maps and their cost are gone. It cannot be undone: the base weights are other
-    ones afterwards, so :func:`revert` refuses. Layers that keep softmax are not touched. The model saves, opens and
-    trains as before; do it last.
+    The outputs stay the same up to rounding, without the cost of the affine maps. It changes the base weights and
+    cannot be undone: :func:`revert` raises an error afterwards. Layers that keep softmax do not change. The model
+    saves, opens and trains as before.
 
     Args:
         model: a converted model whose kernel has affine maps (flexformer_p, flexformer_c, flexformer_sq).
@@ -45,9 +36,10 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
 
     Raises:
         AttnExtError: not converted, wrapped or with an adapter; a kernel without affine maps (or folded already);
-            a model type other than bert, roberta, xlm-roberta, distilbert, electra and gpt2: rotary positions turn
-            queries and keys between the projection and the map, and others may scale them there. The model is then
-            unchanged.
+            a model type other than bert, roberta, xlm-roberta, distilbert, electra and gpt2: others may turn (rotary
+            positions) or scale queries and keys between the projection and the affine map. The model is then unchanged.
+
+    Source: ours.
 
     Example:
         >>> hax.fold(model).save_pretrained("for-inference")  # doctest: +SKIP
@@ -62,12 +54,12 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     if not all(_affine_maps(layer.feature_map) for layer in layers):
         raise AttnExtError(f"kernel {model.config.attn_ext['kernel']!r} of {name} has no affine maps to fold")
     model_type = stock_type(model.config.model_type)
-    if model_type not in _PROJECTIONS:
+    if model_type not in QUERY_KEY_PROJECTIONS:
         raise AttnExtError(
             f"{name} of model type {model_type!r} cannot be folded: between projection and map queries and keys may be "
-            f"turned (rotary positions) or scaled; fold knows {', '.join(_PROJECTIONS)}"
+            f"turned (rotary positions) or scaled; fold knows {', '.join(QUERY_KEY_PROJECTIONS)}"
         )
-    plan = [part for layer in layers for part in _folded(layer, _PROJECTIONS[model_type])]
+    plan = [part for layer in layers for part in _folded(layer, QUERY_KEY_PROJECTIONS[model_type])]
     for parameter, value in plan:
         parameter.copy_(value)
     for layer in layers:
@@ -81,14 +73,15 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _affine_maps(feature_map: FeatureMap) -> list[AffineMap]:
-    """The affine maps of queries and of keys; empty if the map has none."""
+    """The affine maps of queries and of keys; empty if the kernel has none."""
     maps = [getattr(feature_map, name) for name in feature_map.affine_maps or ()]
     return maps if all(isinstance(affine, AffineMap) for affine in maps) else []
 
 
 def _folded(layer: ConvertedLayer, names: tuple[str, ...]) -> list[tuple[nn.Parameter, Tensor]]:
-    """The parameters of a layer's query and key projections, and what they become."""
-    module, feature_map = layer.module, layer.feature_map
+    """The parameters of a layer's query and key projections, and their new values."""
+    module: Any = layer.module
+    feature_map = layer.feature_map
     factor = score_factor(feature_map, module.scaling) or 1.0
     kind = Conv1D if len(names) == 1 else nn.Linear
     for name in names:

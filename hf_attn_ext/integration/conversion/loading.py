@@ -1,4 +1,4 @@
-"""Opening a converted folder, strictly: nothing missing, nothing left over, nothing altered since it was saved."""
+"""Load a converted folder strictly: every weight is there, none is left over, none has changed since it was saved."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ALIGNMENT = 64  # bytes, as torch allocates on the CPU
 def load_converted(
     class_of: Callable[[type], type], load: Callable[..., Any], name_or_path: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Load a converted model as ``from_pretrained`` does, and check all that came.
+    """Load a converted model as ``from_pretrained`` does, and check its files, settings, keys and shapes.
 
     Args:
         class_of: returns the converted class of a class of Transformers.
@@ -44,13 +44,12 @@ def load_converted(
         name_or_path: a folder or a hub id; None with ``state_dict=`` given.
 
     Returns:
-        The model; with ``output_loading_info=True`` the pair (model, info), as the host gives it.
+        The model; with ``output_loading_info=True`` the pair (model, info), as Transformers gives it.
 
     Raises:
-        AttnExtError: a weight file is missing, truncated or altered; ``config.json`` names other attention
-            settings than were saved; keys are missing or unexpected, except those by which the head asked for differs
-            from the head saved; shapes do not fit, except with ``ignore_mismatched_sizes=True`` those of other parts
-            than a feature map.
+        AttnExtError: a weight file is missing, truncated or altered; ``config.json`` has other attention settings than
+            were saved; keys are missing or unexpected, except those by which the requested head differs from the saved
+            one; shapes do not fit, except outside feature maps with ``ignore_mismatched_sizes=True``.
     """
     wants_info = kwargs.pop("output_loading_info", False)
     ignore_sizes = kwargs.pop("ignore_mismatched_sizes", False)
@@ -59,7 +58,7 @@ def load_converted(
         download = {key: kwargs[key] for key in _DOWNLOAD_KEYWORDS if key in kwargs}
         manifest = verify_files(name_or_path, download, kwargs.get("variant"))
     try:
-        # Sizes are judged below, with the key and both shapes in the message; the host names neither.
+        # Sizes are checked below: Transformers' message has neither the key nor the shapes.
         model, info = load(name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
     except SafetensorError as error:
         raise AttnExtError(f"{name_or_path}: the weights cannot be read, truncated or damaged: {error}") from error
@@ -112,8 +111,8 @@ def verify_files(
 def align_memory(model: torch.nn.Module) -> None:
     """Copy CPU weights to memory aligned as torch's own allocations are.
 
-    The host maps the file into memory, so weights start at odd addresses, and the CPU's matrix routines give other last
-    bits for other alignments: without the copy a reloaded model is equal to the saved one only nearly.
+    Transformers maps the file into memory, where weights start at odd addresses, and the CPU's matrix routines give
+    other last bits for other alignments. With the copy a reloaded model equals the saved one bit for bit.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.device.type == "cpu" and tensor.data_ptr() % _ALIGNMENT:
@@ -123,9 +122,9 @@ def align_memory(model: torch.nn.Module) -> None:
 def check_keys(
     name_or_path: Any, model: PreTrainedModel, info: dict[str, Any], class_of: Callable[[type], type]
 ) -> None:
-    """Raise AttnExtError for missing or unexpected keys that the difference of heads does not explain.
+    """Raise AttnExtError for missing or unexpected keys that a difference between the heads does not explain.
 
-    A missing key is explained if the saved class has no such parameter, an unexpected one if the saved class has it.
+    It explains a missing key that the saved class does not have, and an unexpected key that it has.
     """
     missing, unexpected = set(info.get("missing_keys") or ()), set(info.get("unexpected_keys") or ())
     if not missing and not unexpected:
@@ -169,10 +168,10 @@ def _check_settings(name_or_path: Any, config: PreTrainedConfig, manifest: dict[
 
 
 def _saved_keys(model: PreTrainedModel, class_of: Callable[[type], type]) -> set[str]:
-    """The bare keys of the class that the folder was saved from; those of ``model`` where it does not say."""
+    """The keys, without prefix, of the class that was saved; those of ``model`` where the configuration names none."""
     names = getattr(model.config, "architectures", None) or [type(model).__name__]
     stock = getattr(transformers, names[0].removeprefix(CLASS_PREFIX), None)
-    if not isinstance(stock, type) or type(model).stock_class is stock:
+    if not isinstance(stock, type) or getattr(type(model), "stock_class", None) is stock:
         return {_bare(key, model) for key in model.state_dict()}
     with torch.device("meta"):
         saved = class_of(stock)(model.config)

@@ -1,17 +1,15 @@
-"""The classes of converted models, made from the stock classes, and their registration with the host's Auto classes.
+"""The classes of converted models, made from Transformers' classes, and their registration with the Auto classes.
 
-``RobertaForMaskedLM`` gives ``AttnExtRobertaForMaskedLM`` with the configuration ``AttnExtRobertaConfig``
-of model type ``attn_ext_roberta``. The classes are made by :func:`type`, once, and are attributes of this
-module, so that pickle, the auto_map shim and people find them by name. Every class of a supported family is
-registered on import; a model outside the table is registered when it is first converted, or by
-:func:`register_model_type` in another process.
+``RobertaForMaskedLM`` gives ``AttnExtRobertaForMaskedLM`` with the configuration ``AttnExtRobertaConfig`` of model type
+``attn_ext_roberta``. The classes are made by :func:`type`, once, and are attributes of this module, so that pickle and
+the code of saved folders find them by name. Every class of a supported family is registered on import. A model outside
+the table is registered when it is first converted, or by :func:`register_model_type` in another process.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from huggingface_hub.dataclasses import strict
@@ -32,9 +30,18 @@ from hf_attn_ext.integration.names import CLASS_PREFIX, IMPLEMENTATION, TYPE_PRE
 from .loading import load_converted
 from .saving import save_converted
 
+# The mixins come before a class of Transformers in the bases of the classes that are made here.
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig as _Config
+    from transformers import PreTrainedModel as _Model
+else:
+    _Config = _Model = object
 
-class AttnExtConfigMixin:
-    """What the configuration of a converted model adds: a checked ``attn_ext``, one attention implementation."""
+
+class AttnExtConfigMixin(_Config):
+    """The additions to a converted model's configuration: a checked ``attn_ext``, one attention implementation."""
+
+    attn_ext: dict[str, Any] | None
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -53,23 +60,24 @@ class AttnExtConfigMixin:
 
     @property
     def output_attentions(self) -> bool:
+        """Whether the model returns attention weights."""
         return self._output_attentions
 
     @output_attentions.setter
     def output_attentions(self, value: bool) -> None:
-        # The stock setter demands "eager"; here the attention function itself returns the weights.
+        # The base setter demands "eager"; here the attention function itself returns the weights.
         self._output_attentions = value
 
     def validate_output_attentions(self) -> None:
-        """The stock check demands "eager"; see above."""
+        """Do nothing: the base check demands "eager", see :attr:`output_attentions`."""
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: the saved folder's code is the shim, never a copy of this package's files."""
+        """Do nothing: the code of a saved folder is the shim, never a copy of this package's files."""
 
 
-class AttnExtModelMixin:
-    """What the class of a converted model adds: feature maps at construction, strict loading, whole saving."""
+class AttnExtModelMixin(_Model):
+    """The additions to a converted model's class: feature maps at construction, strict loading and saving."""
 
     stock_class: type
     forward_parameters: tuple[str, ...]
@@ -85,24 +93,25 @@ class AttnExtModelMixin:
         swap_classes(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the stock model's; a decoder that caches gets a cache of ours, see ``integration/cache.py``."""
-        return super().__call__(*args, **with_cache(self, args, kwargs))
+        """Call the base model; a decoder that caches gets a :class:`hf_attn_ext.LinearCache`."""
+        return super().__call__(*args, **with_cache(self, self.forward_parameters, args, kwargs))
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any
     ) -> None:
-        prepare_generation(self, generation_config, model_kwargs, generation_mode)
+        prepare_generation(self, self.forward_parameters, generation_config, model_kwargs, generation_mode)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         check_implementation(attn_implementation, type(self).__name__)
         return IMPLEMENTATION
 
     def get_correct_attn_implementation(self, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
+        """Return ``"flexformer"``; raise AttnExtError for another one."""
         check_implementation(requested_attention, type(self).__name__)
         return IMPLEMENTATION
 
     def _init_weights(self, module: nn.Module) -> None:
-        # A feature map's initial values come from its seed, never from the host's initialiser.
+        # A feature map's initial values come from its seed, never from Transformers' initialiser.
         if not isinstance(module, FeatureMap):
             super()._init_weights(module)
 
@@ -118,21 +127,26 @@ class AttnExtModelMixin:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing: the saved folder's code is the shim, never a copy of this package's files."""
+        """Do nothing: the code of a saved folder is the shim, never a copy of this package's files."""
 
 
 def check_implementation(value: str | None, name: str) -> None:
-    """Raise AttnExtError unless ``value`` is None or ``"flexformer"``: any other would silently be another model."""
+    """Raise AttnExtError unless ``value`` is None or ``"flexformer"``: any other would not use the feature maps."""
     if value is not None and value != IMPLEMENTATION:
         raise AttnExtError(
             f"{name} is converted: attn_implementation={value!r} would leave its feature maps unused; use "
-            f"{IMPLEMENTATION!r}, or hf_attn_ext.revert(model) for the stock model"
+            f"{IMPLEMENTATION!r}, or hf_attn_ext.revert(model) for softmax attention"
         )
 
 
-@functools.cache
+_CONFIG_CLASSES: dict[type, type[PreTrainedConfig]] = {}  # by the class that they are made from
+_MODEL_CLASSES: dict[type, type[PreTrainedModel]] = {}
+
+
 def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """Return the configuration class of the converted models of ``stock``, such as ``AttnExtRobertaConfig``."""
+    if stock in _CONFIG_CLASSES:
+        return _CONFIG_CLASSES[stock]
     namespace = {
         "__module__": __name__,
         "__doc__": f"{stock.__name__} with the field ``attn_ext``, see :class:`hf_attn_ext.AttnExtConfig`.",
@@ -140,32 +154,34 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
         "attn_ext": None,
         "model_type": TYPE_PREFIX + stock.model_type,
     }
-    made = strict(type(CLASS_PREFIX + stock.__name__, (AttnExtConfigMixin, stock), namespace))
-    globals()[made.__name__] = made
+    made: Any = strict(type(CLASS_PREFIX + stock.__name__, (AttnExtConfigMixin, stock), namespace))
+    globals()[made.__name__] = _CONFIG_CLASSES[stock] = made
     return made
 
 
-@functools.cache
 def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """Return the class of the converted models of ``stock``, such as ``AttnExtRobertaForMaskedLM``."""
+    if stock in _MODEL_CLASSES:
+        return _MODEL_CLASSES[stock]
+    config: Any = stock.config_class
     namespace = {
         "__module__": __name__,
         "__doc__": f"{stock.__name__} with linear attention; made by :func:`hf_attn_ext.convert`.",
-        "config_class": config_class(stock.config_class),
+        "config_class": config_class(config),
         "stock_class": stock,
         "forward_parameters": tuple(inspect.signature(stock.forward).parameters)[1:],
-        # Maps stay in float32 in half precision models, see layers.build_feature_map.
+        # Feature maps stay in float32 in half precision models, see layers.build_feature_map.
         "_keep_in_fp32_modules_strict": [*(stock._keep_in_fp32_modules_strict or ()), ATTRIBUTE],
     }
-    made = type(CLASS_PREFIX + stock.__name__, (AttnExtModelMixin, stock), namespace)
-    # The host finds what a model can record by the name of its class, which a swapped class never entered there.
+    made: Any = type(CLASS_PREFIX + stock.__name__, (AttnExtModelMixin, stock), namespace)
+    # Transformers looks up what a model can record by the name of its class, which a swapped class has not entered.
     dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(made), stock._can_record_outputs)
-    globals()[made.__name__] = made
+    globals()[made.__name__] = _MODEL_CLASSES[stock] = made
     return made
 
 
 def swap_classes(model: PreTrainedModel) -> None:
-    """Give every stock submodel of ``model`` that shares its configuration the converted class, in place."""
+    """Give every submodel of ``model`` that shares its configuration the converted class, in place."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and module.config is model.config:
             if not isinstance(module, AttnExtModelMixin):
@@ -183,12 +199,16 @@ def restore_classes(model: PreTrainedModel) -> None:
 
 
 def register_model_type(model_type: str) -> None:
-    """Register ``attn_ext_<model_type>`` and all its head classes with the host's Auto classes; idempotent.
+    """Register ``attn_ext_<model_type>`` and all its head classes with Transformers' Auto classes.
 
-    Done on import for every supported family. Call it for another model type before opening a folder of it.
+    Every supported family is registered on import. Call it for another model type before opening a folder of that type;
+    a second call changes nothing.
+
+    Args:
+        model_type: of the base model, such as ``"camembert"``.
 
     Raises:
-        AttnExtError: the host does not know ``model_type``.
+        AttnExtError: the installed Transformers does not know ``model_type``.
 
     Example:
         >>> register_model_type("camembert")
@@ -213,7 +233,7 @@ def register_families() -> None:
 
 
 def __getattr__(name: str) -> type:
-    """Make a class of a model outside the table when it is asked for by name (pickle and the shim do)."""
+    """Make a class of a model outside the table when it is looked up by name, as pickle and the shim do."""
     stock = getattr(transformers, name.removeprefix(CLASS_PREFIX), None) if name.startswith(CLASS_PREFIX) else None
     if isinstance(stock, type) and issubclass(stock, PreTrainedConfig):
         return config_class(stock)

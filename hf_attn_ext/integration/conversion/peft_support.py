@@ -1,4 +1,4 @@
-"""PEFT beside feature maps: which modules an adapter must train and save as a whole."""
+"""PEFT with feature maps: which modules an adapter must train and save as a whole."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from hf_attn_ext.integration.kernel_modules.layers import ATTRIBUTE, converted_l
 
 
 def peft_modules_to_save(model: nn.Module) -> list[str]:
-    """Return what a PEFT configuration's ``modules_to_save`` must hold so that the feature maps are trained and saved.
+    """Return the ``modules_to_save`` of a PEFT configuration that trains and saves the feature maps.
 
-    Without it an adapter freezes the maps. Also tells PEFT which linear layers it adapts by default in this
-    model type: those of the stock type.
+    Without it an adapter freezes the feature maps. The call also makes PEFT adapt the same linear layers by default as
+    in the base model.
+
+    Args:
+        model: a converted model.
 
     Raises:
         AttnExtError: the model has no feature maps.
@@ -31,7 +34,7 @@ def peft_modules_to_save(model: nn.Module) -> list[str]:
 
 
 def refuse_prompts(model: Any, what: str) -> None:
-    """Raise where PEFT's wrapper puts tokens of its own before every text, which the model inside knows nothing of."""
+    """Raise AttnExtError where PEFT's wrapper puts virtual tokens before every text; ``what`` names the caller."""
     for wrapper in wrappings(model):
         config = getattr(wrapper, "active_peft_config", None)
         if getattr(config, "is_prompt_learning", False) and not getattr(wrapper, "_adapters_disabled", False):
@@ -45,6 +48,6 @@ def _know_target_modules(model_type: str) -> None:
     from peft.utils import constants
 
     for name, table in vars(constants).items():
-        if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MAPPING") and isinstance(table, dict):
-            if stock_type(model_type) in table:
-                table.setdefault(model_type, table[stock_type(model_type)])
+        known = name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MAPPING") and isinstance(table, dict)
+        if known and stock_type(model_type) in table:
+            table.setdefault(model_type, table[stock_type(model_type)])

@@ -1,6 +1,6 @@
-"""Saving a converted model: one folder that needs nothing else, and that proves its own weights.
+"""Save a converted model in one self-contained folder, with digests of its weights.
 
-Beside what the host writes, the folder gets ``modeling_attn_ext.py`` (the shim that opens it with
+In addition to the files of Transformers, the folder gets ``modeling_attn_ext.py`` (the shim that opens it with
 ``trust_remote_code=True`` where this package is installed but not imported) and ``attn_ext_manifest.json``
 (digests of the weight files and the attention settings; checked when the folder is opened).
 """
@@ -60,13 +60,14 @@ def save_converted(
     push_to_hub: bool = False,
     **kwargs: Any,
 ) -> None:
-    """Save a converted model as ``save_pretrained`` does, written beside and then renamed.
+    """Save a converted model as ``save_pretrained`` does, in a temporary folder that is then renamed.
 
     Args:
         model: the model.
-        save: the stock ``save_pretrained``, bound.
+        save: the ``save_pretrained`` of Transformers, bound.
         save_directory: the folder; files of other names in it (tokenizer, README.md) stay.
-        push_to_hub: upload afterwards, as the host does; the keywords of ``push_to_hub`` go through.
+        is_main_process: whether this process writes.
+        push_to_hub: upload afterwards, as Transformers does, with the keywords of ``push_to_hub``.
 
     Raises:
         AttnExtError: ``save_directory`` is a file.
@@ -78,7 +79,7 @@ def save_converted(
     plain = getattr(model, "_hf_peft_config_loaded", False) or kwargs.get("distributed_checkpoint")
     model.config.auto_map = auto_map(model.config)
     if plain:
-        # An adapter beside its base, or every rank its own part: neither is a whole model to vouch for.
+        # An adapter without its base, or one rank's part: neither is a whole model, so neither gets digests.
         save(target, is_main_process, *args, **kwargs)
     else:
         _save_whole(model, save, target, is_main_process, *args, **kwargs)
@@ -95,16 +96,16 @@ def _save_whole(
     fresh = not target.exists()
     # Inside an existing folder, so that the renames stay on one file system even where the folder is a mount.
     name = f".{target.name}.saving-{uuid.uuid4().hex[:12]}"
-    beside = (target.parent if fresh else target) / name
+    temporary = (target.parent if fresh else target) / name
     try:
-        save(beside, is_main_process, *args, **kwargs)
+        save(temporary, is_main_process, *args, **kwargs)
         if model.should_save_on_this_rank(is_main_process):
-            (beside / f"{SHIM}.py").write_text(SHIM_TEXT, encoding="utf-8")
+            (temporary / f"{SHIM}.py").write_text(SHIM_TEXT, encoding="utf-8")
             variant = weight_files(kwargs.get("variant"))
-            write_manifest(beside, model, _other_entries(target, model, variant))
-            _move(beside, target, fresh, variant)
+            write_manifest(temporary, model, _other_entries(target, model, variant))
+            _move(temporary, target, fresh, variant)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _other_entries(target: Path, model: PreTrainedModel, variant: re.Pattern[str]) -> dict[str, Any]:
@@ -118,16 +119,16 @@ def _other_entries(target: Path, model: PreTrainedModel, variant: re.Pattern[str
         return {}
 
 
-def _move(beside: Path, target: Path, fresh: bool, variant: re.Pattern[str]) -> None:
+def _move(temporary: Path, target: Path, fresh: bool, variant: re.Pattern[str]) -> None:
     if fresh:
         try:
-            os.rename(beside, target)
+            os.rename(temporary, target)
             return
         except OSError:
             # Another process made the folder in the meantime: go file by file.
             target.mkdir(parents=True, exist_ok=True)
-    new = {file.name for file in beside.iterdir()}
-    for file in sorted(beside.iterdir(), key=lambda file: file.name == MANIFEST):
+    new = {file.name for file in temporary.iterdir()}
+    for file in sorted(temporary.iterdir(), key=lambda file: file.name == MANIFEST):
         os.replace(file, target / file.name)
     for file in target.iterdir():
         # Weights of an earlier save under other names (one file, then shards) would be loaded instead of the new.

@@ -1,11 +1,9 @@
-"""A stock model opened with ``attn_implementation="flexformer"``: feature maps come on first use.
+"""Feature maps on first use, for a model opened with ``attn_implementation="flexformer"`` without ``convert``.
 
-The attention function meets such a model one attention module at a time and never sees the whole, so the
-maps are attached module by module in the first forward, with the seeds that :func:`hf_attn_ext.convert`
-would use. What follows from that is said, not hidden: one warning that the maps are untrained and unknown
-to an optimizer made before; and the state of such a model is refused to whoever asks for it, because a
-stock ``config.json`` beside maps would be opened as softmax again. ``convert(model)`` adopts the maps and
-makes it a converted model; ``revert(model)`` removes them.
+The attention function is called with one attention module at a time, so the feature maps are attached module by module
+in the first forward pass, with the seeds that :func:`hf_attn_ext.convert` uses. One warning says that they are
+untrained, and that an optimizer made before does not hold them. Reading the state dict raises an error, because a saved
+folder would open as softmax again. ``convert(model)`` keeps the feature maps; ``revert(model)`` removes them.
 """
 
 from __future__ import annotations
@@ -26,20 +24,22 @@ from .layers import ATTRIBUTE, build_feature_map
 
 ADOPTABLE = "_attn_ext_first_use"
 
-# Configurations whose model has begun to get maps: how many modules so far, for families without layer_idx.
+# Per configuration, how many modules of its model have a feature map so far; for families without layer_idx.
 _BEGUN: dict[int, int] = {}
 
 
 def is_stock(module: nn.Module) -> bool:
-    """Whether an attention module belongs to a stock model, by its configuration."""
+    """Return whether a module belongs to a model that is not converted, by its configuration."""
     return getattr(getattr(module, "config", None), "attn_ext", None) is None
 
 
 @torch.compiler.disable
 def attach_on_first_use(module: nn.Module, query: Tensor) -> FeatureMap:
-    """Attach a default feature map to an attention module of a stock model, and return it.
+    """Attach a default feature map to an attention module and return it; warn once per model.
 
-    Warns once a model.
+    Args:
+        module: an attention module of a model that is not converted.
+        query: (B, H, N, d), which gives the number of heads and their size.
     """
     settings = AttnExtConfig()
     number = _count(module)
@@ -49,8 +49,8 @@ def attach_on_first_use(module: nn.Module, query: Tensor) -> FeatureMap:
         warnings.warn(
             f"attn_implementation='flexformer' on a stock model: untrained {settings.kernel} feature maps "
             f"({settings.num_features} features, seed {settings.seed}) are attached on first use. The outputs mean "
-            "little until the maps are distilled, and an optimizer made before this moment does not hold them: call "
-            "hf_attn_ext.convert(model) before training or saving (it keeps these maps).",
+            "little until the feature maps are distilled, and an optimizer made before does not hold them: call "
+            "hf_attn_ext.convert(model) before training or saving (it keeps these feature maps).",
             stacklevel=2,
         )
     like = next((p for p in module.parameters() if p.is_floating_point()), query)
@@ -63,7 +63,7 @@ def attach_on_first_use(module: nn.Module, query: Tensor) -> FeatureMap:
 
 
 def attached_on_first_use(model: nn.Module) -> dict[str, Any] | None:
-    """Return the settings of the maps that a stock model got on first use, or None where it has none."""
+    """Return the settings of the feature maps that were attached on first use, or None."""
     for module in model.modules():
         if isinstance(module, FeatureMap) and hasattr(module, ADOPTABLE):
             return getattr(module, ADOPTABLE)
@@ -71,7 +71,7 @@ def attached_on_first_use(model: nn.Module) -> dict[str, Any] | None:
 
 
 def adopt(feature_map: FeatureMap) -> None:
-    """Make a map that was attached on first use an ordinary one: its state may be read."""
+    """Make a feature map that was attached on first use an ordinary one, whose state may be read."""
     feature_map.__dict__.pop(ADOPTABLE, None)
     feature_map._state_dict_pre_hooks.clear()
 
@@ -88,7 +88,7 @@ def _count(module: nn.Module) -> int:
 
 def _refuse_state(feature_map: nn.Module, prefix: str, keep_vars: bool) -> None:
     raise AttnExtError(
-        f"{prefix.rstrip('.') or 'this feature map'} was attached on first use to a stock model, whose config.json "
-        "does not know it: saved like this it would open as softmax. Call hf_attn_ext.convert(model) first (it keeps "
-        "the maps), or hf_attn_ext.revert(model) to drop them"
+        f"{prefix.rstrip('.') or 'this feature map'} was attached on first use to a stock model, which would open as "
+        "softmax if saved like this. Call hf_attn_ext.convert(model) first (it keeps the feature maps), or "
+        "hf_attn_ext.revert(model) to remove them"
     )

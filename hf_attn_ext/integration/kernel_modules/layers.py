@@ -1,8 +1,7 @@
-"""Feature maps as submodules of a model: put in, found again, taken out.
+"""Feature maps as submodules of a model: build, attach, find and detach them.
 
-A converted self-attention module has ``.feature_map``; one that keeps softmax carries the mark
-``keeps_softmax``. A module with neither, in a converted model, is an error: nothing falls back to softmax
-unseen.
+A converted self-attention module has ``.feature_map``; one that keeps softmax has the mark ``keeps_softmax``. A module
+of a converted model with neither raises an error, so that nothing becomes softmax silently.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +37,9 @@ class ConvertedLayer:
 
     Attributes:
         name: the attention module's dotted name in the model.
-        layer_idx: its number, from 0.
+        layer_idx: the layer's number, from 0.
         module: the attention module.
-        feature_map: the map in use; inside PEFT's wrapper, the active adapter's.
+        feature_map: the feature map in use; inside PEFT's wrapper, that of the active adapter.
     """
 
     name: str
@@ -51,38 +51,41 @@ class ConvertedLayer:
 def feature_map_of(module: nn.Module) -> FeatureMap | None:
     """Return the feature map in use at an attention module, or None.
 
-    PEFT's ``modules_to_save`` wraps the map and keeps one copy an adapter; this returns the copy that is
-    active, so that the attention floor deals with plain feature maps only.
+    PEFT's ``modules_to_save`` wraps the feature map and keeps one copy per adapter; this returns the active copy.
+
+    Raises:
+        AttnExtError: the attribute holds something else.
     """
-    found = module._modules.get(ATTRIBUTE)
-    if found is None or isinstance(found, FeatureMap):
-        return found
-    copies = getattr(found, "modules_to_save", None)
+    held: Any = module._modules.get(ATTRIBUTE)
+    if held is None or isinstance(held, FeatureMap):
+        return held
+    copies = getattr(held, "modules_to_save", None)
     if isinstance(copies, nn.ModuleDict):
-        active = [name for name in found.active_adapters if name in copies]
-        return copies[active[0]] if active and not found.disable_adapters else found.original_module
-    raise AttnExtError(f"{type(module).__name__}.{ATTRIBUTE} is a {type(found).__name__}, which is no feature map")
+        active = [name for name in held.active_adapters if name in copies]
+        return copies[active[0]] if active and not held.disable_adapters else held.original_module
+    raise AttnExtError(f"{type(module).__name__}.{ATTRIBUTE} must be a FeatureMap, got {type(held).__name__}")
 
 
 def converted_layers(model: nn.Module) -> list[ConvertedLayer]:
-    """Return the layers of ``model`` that hold a feature map, in layer order; empty for a stock model.
+    """Return the layers of ``model`` that hold a feature map, in layer order; empty where none does.
 
     Example:
         >>> [layer.layer_idx for layer in hax.converted_layers(model)]  # doctest: +SKIP
         [0, 1, 2, 3, 4, 5]
     """
-    found = []
+    layers = []
     for name, module in model.named_modules():
-        if ATTRIBUTE in module._modules:
-            found.append((name, module, feature_map_of(module)))
-    layers = [ConvertedLayer(name, layer_number(module) or 0, module, fmap) for name, module, fmap in found]
+        feature_map = feature_map_of(module)
+        if feature_map is not None:
+            layers.append(ConvertedLayer(name, layer_number(module) or 0, module, feature_map))
     return sorted(layers, key=lambda layer: layer.layer_idx)
 
 
 def freeze_all_but_feature_maps(model: nn.Module) -> list[nn.Parameter]:
-    """Freeze ``model`` except for its feature maps; return the parameters that stay trainable.
+    """Freeze ``model`` except for its feature maps.
 
-    The list is empty for kernels without trainable parameters (``performer``, ``uniform``).
+    Returns:
+        The parameters that stay trainable; none for kernels without any (``performer``, ``uniform``).
 
     Raises:
         AttnExtError: the model has no feature map.
@@ -98,13 +101,19 @@ def freeze_all_but_feature_maps(model: nn.Module) -> list[nn.Parameter]:
 
 
 def build_feature_map(config: AttnExtConfig, layer_idx: int, num_heads: int, head_dim: int, like: Tensor) -> FeatureMap:
-    """Build the map of one layer on the device of ``like``, in float32 (float64 for a float64 model).
+    """Build the feature map of one layer on the device of ``like``, in float32 (float64 for a float64 model).
 
-    Maps stay in float32 in half precision models: they are small, their training needs the precision, and what is
-    saved is then what was trained. Values depend on the seed and the layer alone: not on the default dtype and device
-    that the host sets while it builds a model, nor on the global generator.
+    Feature maps stay in float32 in half precision models: they are small, and their training needs the precision.
+    Their values depend on the seed and the layer alone, not on the default dtype and device that Transformers sets
+    while it builds a model, nor on the global generator.
+
+    Args:
+        config: kernel, width, seed and options.
+        layer_idx: the layer's number, which enters the seed.
+        num_heads, head_dim: of the layer's queries.
+        like: a tensor of the model, for device and precision.
     """
-    # Outside inference mode: a map that is first met there must be trainable afterwards.
+    # Outside inference mode: a feature map that is first built there must be trainable afterwards.
     with torch.inference_mode(False), torch.device("cpu"), _default_dtype(torch.float32):
         feature_map = make_feature_map(
             config.kernel,
@@ -118,16 +127,19 @@ def build_feature_map(config: AttnExtConfig, layer_idx: int, num_heads: int, hea
 
 
 def layer_seed(seed: int, layer_idx: int) -> int:
-    """Return the seed of one layer: far apart for neighbouring seeds, so that runs do not share maps."""
+    """Return the seed of one layer; those of neighbouring seeds are far apart, so that runs share no feature map."""
     return seed * 100_003 + layer_idx
 
 
 def plan_feature_maps(model: nn.Module, config: AttnExtConfig) -> list[tuple[nn.Module, int, FeatureMap | None]]:
-    """Build the maps of all layers without touching the model: ``(module, layer_idx, map or None for softmax)``.
+    """Build the feature maps of all layers without changing the model.
+
+    Returns:
+        ``(module, layer_idx, feature map)`` per layer, with None for a layer that keeps softmax.
 
     Raises:
-        AttnExtError: no layer to convert, a layer out of range or with a sliding window, weights that are not in
-            memory, or an attention module whose head size cannot be found.
+        AttnExtError: no layer to convert, a layer out of range or with a sliding window, or an attention module whose
+            head size is unknown.
     """
     modules = attention_modules(model)
     name = type(model).__name__
@@ -150,7 +162,7 @@ def plan_feature_maps(model: nn.Module, config: AttnExtConfig) -> list[tuple[nn.
 
 
 def _check_sliding(name: str, sliding: list[int], count: int, config: AttnExtConfig) -> None:
-    """A linear kernel has no window: such layers keep softmax, and that is said."""
+    """Refuse layers with a sliding window, which a linear kernel does not have; warn that the others keep softmax."""
     asked = [layer for layer in config.layers or () if layer in sliding]
     if asked:
         raise AttnExtError(
@@ -180,11 +192,12 @@ def _build_for(module: nn.Module, path: str, layer_idx: int, config: AttnExtConf
 
 
 def attach(model: nn.Module, plan: list[tuple[nn.Module, int, FeatureMap | None]]) -> None:
-    """Put the planned maps into the model and mark the modules that keep softmax."""
+    """Put the planned feature maps into the model and mark the modules that keep softmax."""
     for module, layer_idx, feature_map in plan:
         if layer_number(module) is None:
-            module.layer_idx = layer_idx
-            module._attn_ext_numbered = True
+            numbered: Any = module  # nn.Module declares its attributes as tensors and modules
+            numbered.layer_idx = layer_idx
+            numbered._attn_ext_numbered = True
         if feature_map is None:
             setattr(module, KEEPS_SOFTMAX, True)
         else:
@@ -195,9 +208,9 @@ def attach(model: nn.Module, plan: list[tuple[nn.Module, int, FeatureMap | None]
 
 @torch.no_grad()
 def restore_unsaved_buffers(model: nn.Module, config: AttnExtConfig) -> None:
-    """Give the maps' non-persistent buffers their values again.
+    """Compute the non-persistent buffers of the feature maps again.
 
-    The host builds a model without memory and fills in what the checkpoint holds; what is not saved stays undefined.
+    Transformers builds a model without memory and fills in what the checkpoint holds; other tensors stay undefined.
     """
     for layer in converted_layers(model):
         unsaved = [
@@ -214,7 +227,7 @@ def restore_unsaved_buffers(model: nn.Module, config: AttnExtConfig) -> None:
 
 
 def detach(model: nn.Module) -> None:
-    """Take every map and mark out of the model again."""
+    """Remove every feature map and mark from the model."""
     for module in model.modules():
         module._modules.pop(ATTRIBUTE, None)
         module.__dict__.pop(KEEPS_SOFTMAX, None)
@@ -223,7 +236,7 @@ def detach(model: nn.Module) -> None:
 
 
 def warn_untested(name: str) -> None:
-    """Say that a model outside the table was converted."""
+    """Warn that a model outside the table of families was converted."""
     warnings.warn(
         f"{name} is untested with hf_attn_ext: it uses the attention interface, so it converts, but compare its "
         f"outputs before relying on them. Tested: {', '.join(supported_model_types())}",

@@ -1,8 +1,8 @@
-"""The attention function and the mask function ``"flexformer"``, and where those of ``"hasse"`` are registered too.
+"""The attention function and the mask function ``"flexformer"``, and the registration of all our functions.
 
-They belong together: without a mask function of the same name the host passes ``attention_mask=None`` to every layer,
-silently. The mask function runs once a forward, for all layers, and returns the 2-D padding mask; what a layer makes of
-it (linear kernel, or softmax kept) is decided in the attention function, which sees the layer.
+Each attention function needs a mask function of the same name: without it Transformers silently passes
+``attention_mask=None`` to every layer. The mask function runs once per forward pass, for all layers, and returns the
+2-D padding mask. The attention function, which sees the layer, computes a linear kernel or softmax from it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .orders import dense_order, order_of
 
 
 def register() -> None:
-    """Enter all functions in the host's interfaces, in pairs; doing it again changes nothing."""
+    """Register all functions with Transformers' interfaces, in pairs; a second call changes nothing."""
     AttentionInterface.register(IMPLEMENTATION, flexformer_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
     AttentionInterface.register(HASSE, hasse_attention)
@@ -61,15 +61,21 @@ def padding_mask(
 ) -> Tensor | MaskCall | None:
     """Return the padding mask (B, Nk), True = real token, or None where the caller gave none.
 
-    Of a model with masks of ``set_mask``: the object that holds them for this forward pass. Whether a layer is causal
-    it knows itself. A sliding window's mask comes in the host's 4-D form: only layers that keep softmax ask for one.
+    For a model with masks of ``set_mask`` it is the object that holds them for this forward pass. For a sliding window
+    it is Transformers' 4-D mask: only layers that keep softmax have one. A layer knows itself whether it is causal.
+
+    Args:
+        batch_size, kv_length, kv_offset: sizes of the call.
+        mask_function: the pattern that the model asks for.
+        attention_mask: what the caller of the model gave.
+        **kwargs: the other keywords of a mask function, ``config`` among them.
 
     Raises:
         AttnExtError: the model asks for a pattern other than all real keys, those before a token, or a sliding window.
     """
     if getattr(kwargs.get("config"), FIELD, None) is not None:
-        host = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
-        return mask_call({**host, "mask_function": mask_function, "attention_mask": attention_mask, **kwargs})
+        sizes = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
+        return mask_call({**sizes, "mask_function": mask_function, "attention_mask": attention_mask, **kwargs})
     if mask_function not in (bidirectional_mask_function, causal_mask_function):
         patterns = pattern_names(mask_function)
         if patterns == {"sliding_window_overlay", "causal_mask_function"}:
@@ -126,13 +132,13 @@ def flexformer_attention(
     """
     feature_map = _feature_map(module, query)
     layer = state_layer(key, kwargs)
-    if feature_map is None and isinstance(attention_mask, MaskCall):
-        return hasse_attention(
-            module, query, key, value, attention_mask, scaling, dropout, is_causal=is_causal, **kwargs
-        )
     causal = causal_call(module, is_causal) and not is_cross_attention(module)
     need_weights = wants_weights(module, kwargs)
     if feature_map is None:
+        if isinstance(attention_mask, MaskCall):
+            return hasse_attention(
+                module, query, key, value, attention_mask, scaling, dropout, is_causal=is_causal, **kwargs
+            )
         return softmax_attention(
             module, query, key, value, attention_mask, dropout, scaling, need_weights, causal, **kwargs
         )

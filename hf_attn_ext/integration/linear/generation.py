@@ -1,4 +1,4 @@
-"""How a converted decoder comes by its cache: in a forward pass, and in ``generate()``."""
+"""Cache creation for converted decoders, in a forward pass and in ``generate()``."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ from .cache import LinearCache, check_cache, linear_layers
 CACHES = "_attn_ext_caches"
 
 
-def with_cache(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return ``kwargs`` with a :class:`LinearCache` where the stock model would make a cache of keys.
+def with_cache(
+    model: PreTrainedModel, parameters: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return ``kwargs`` with a :class:`LinearCache` where the base model would make a cache of keys.
+
+    Args:
+        model: a converted model.
+        parameters: the names of the parameters of its ``forward``.
+        args, kwargs: the arguments of a call of the model.
 
     Raises:
-        AttnExtError: the caller passed a cache that is not ours, or another model's.
+        AttnExtError: the caller passed a cache of another class, or of another model.
     """
-    names = model.forward_parameters
-    name = cache_argument(names)
+    name = cache_argument(parameters)
     if name is None or not caches(model):
         return kwargs
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = dict(zip(parameters, args, strict=False)) | kwargs
     cache = next((given[alias] for alias in CACHE_ARGUMENTS if given.get(alias) is not None), None)
     if cache is not None:
         check_cache(cache, model.config, type(model).__name__)
@@ -41,29 +47,39 @@ def with_cache(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, 
     use_cache = given.get("use_cache")
     if use_cache is None:
         use_cache = getattr(model.config, "use_cache", False)
-    if not use_cache or names.index(name) < len(args):
+    if not use_cache or parameters.index(name) < len(args):
         return kwargs
     if not keeps_state(model):
         return {**kwargs, "use_cache": False}
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        return kwargs  # the host leaves the cache out
+        return kwargs  # Transformers makes no cache here
     return {key: value for key, value in kwargs.items() if key not in CACHE_ARGUMENTS} | {name: new_cache(model)}
 
 
 def prepare_generation(
-    model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any], mode: GenerationMode
+    model: PreTrainedModel,
+    parameters: tuple[str, ...],
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    mode: GenerationMode,
 ) -> None:
-    """Put a cache of ours where ``generate()`` looks for one.
+    """Put a :class:`LinearCache` where ``generate()`` looks for a cache.
+
+    Args:
+        model: a converted decoder.
+        parameters: the names of the parameters of its ``forward``.
+        config, mode: of this generation.
+        model_kwargs: the arguments of the model's calls; the cache is added here.
 
     Raises:
-        AttnExtError: assisted decoding, a kind of cache that a state cannot be, or a foreign cache.
+        AttnExtError: assisted decoding, an implementation of a cache that holds keys, or a cache of another class.
     """
     name = type(model).__name__
     if mode == GenerationMode.ASSISTED_GENERATION or config.is_assistant:
         raise AttnExtError(
             f"{name} cannot take part in assisted decoding or prompt lookup: a linear layer's state cannot be cropped"
         )
-    argument = cache_argument(model.forward_parameters)
+    argument = cache_argument(parameters) or CACHE_ARGUMENTS[0]
     given = next((model_kwargs[alias] for alias in CACHE_ARGUMENTS if model_kwargs.get(alias) is not None), None)
     if given is not None:
         check_cache(given, model.config, name)
@@ -84,7 +100,7 @@ def prepare_generation(
 
 
 def keeps_state(model: PreTrainedModel) -> bool:
-    """Whether every linear layer is causal: a state has no other order."""
+    """Return whether every linear layer is causal, the only order that a recurrent state follows."""
     masks = MaskSettings.of(model.config)
     if masks is None:
         return True
@@ -93,7 +109,7 @@ def keeps_state(model: PreTrainedModel) -> bool:
 
 
 def new_cache(model: PreTrainedModel) -> Cache:
-    """An empty cache for ``model``; where it also attends to an encoder, that part keeps keys as ever."""
+    """Return an empty cache for ``model``; attention to an encoder keeps a cache of keys."""
     cache = LinearCache(model.config)
     if reads_encoder(model.config):
         return EncoderDecoderCache(cache, DynamicCache(config=model.config))
@@ -101,10 +117,10 @@ def new_cache(model: PreTrainedModel) -> Cache:
 
 
 def caches(model: PreTrainedModel) -> bool:
-    """Whether ``model`` is a decoder with self-attention layers of ours."""
-    found = model.__dict__.get(CACHES)
-    if found is None:
+    """Return whether ``model`` is a decoder whose self-attention layers can be converted."""
+    known = model.__dict__.get(CACHES)
+    if known is None:
         modules = [module for _, module in attention_modules(model)]
-        found = bool(modules) and all(is_causal(module) for module in modules)
-        model.__dict__[CACHES] = found
-    return found
+        known = bool(modules) and all(is_causal(module) for module in modules)
+        model.__dict__[CACHES] = known
+    return known

@@ -1,4 +1,4 @@
-"""A mask of ``set_mask`` as a linear layer takes it: causal, everything, or an order."""
+"""A mask of ``set_mask`` in the form that a linear layer takes: causal, everything, or an order."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hf_attn_ext.hasse import MaskSpec
 from hf_attn_ext.integration.base_models.families import layer_number
 from hf_attn_ext.integration.masking.call import MaskCall
 from hf_attn_ext.integration.masking.linear_masks import check_linear_mask
+from hf_attn_ext.integration.masking.recipe import heads_of
 
 from .cache import KernelStateLayer
 
@@ -17,8 +18,18 @@ from .cache import KernelStateLayer
 def order_of(
     call: MaskCall, module: nn.Module, causal: bool, key: Tensor, layer: KernelStateLayer | None
 ) -> tuple[bool, MaskSpec | list[MaskSpec] | None, Tensor | None]:
-    """What a mask is to a linear layer: whether it is causal, else its order; and the padding mask. Causal, without
-    padding, where the call's streams say it all.
+    """Return a mask in the form that a linear layer takes.
+
+    Args:
+        call: the masks of the forward pass.
+        module: the attention module.
+        causal: whether the layer is causal where it has no mask of ``set_mask``.
+        key: (B, H, N, d).
+        layer: the layer's cache, or None.
+
+    Returns:
+        Whether the layer is causal; its order where it is neither causal nor sees everything; and the padding mask. A
+        pass with streams is causal without padding here, as its streams hold the padding.
 
     Raises:
         AttnExtError: a cache, and an order that is not the causal one.
@@ -28,15 +39,16 @@ def order_of(
     if mask is None:
         return causal, None, padding
     check_linear_mask(mask, layer_number(module) or 0)
+    (mask,) = heads_of(mask)
     if layer is not None and call.streams is not None:
         return True, None, None
     given = call.given is not None
     kind = "other" if given or (mask.fixed and call.q_offset) else mask.kind(call.stop)
     if layer is not None and kind == "full" and call.stop == 1:
-        kind = "causal"  # of one position they are the same; what follows shows which it is
+        kind = "causal"  # with one position they are the same; the next call shows which it is
     if layer is not None and kind != "causal":
         raise AttnExtError(
-            f"a linear layer keeps a state, which has no order but the causal one, and the mask is {mask.title}; pass "
+            f"a linear layer with a cache can follow only a causal mask, but the mask is {mask.title}; pass "
             "use_cache=False"
         )
     if given:
@@ -47,7 +59,7 @@ def order_of(
 
 
 def dense_order(order: MaskSpec | list[MaskSpec], device: torch.device) -> Tensor:
-    """What the rows of a linear layer see by its order, themselves included: bool (N, N), or (B, N, N)."""
+    """Return what each row of a linear layer sees by its order, itself included: bool (N, N), or (B, N, N)."""
     if isinstance(order, list):
-        return torch.stack([dense_order(one, device) for one in order])
+        return torch.stack([dense_order(each, device) for each in order])
     return (order.dense() | torch.eye(len(order), dtype=torch.bool)).to(device)

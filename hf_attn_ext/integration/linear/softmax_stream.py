@@ -1,7 +1,7 @@
-"""Look into the attention calls of a converted model while its hidden stream is that of exact softmax.
+"""Listen to the attention calls of a converted model while its layers compute exact softmax.
 
-Stage 1 of the distillation and the data-aware initialisation both need each layer's queries, keys, values
-and softmax output; inside the attention call they are at hand, without a second model.
+Stage 1 of the distillation and the data-aware initialisation both need each layer's queries, keys, values and softmax
+output. Inside the attention call they are available without a second model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hf_attn_ext.integration.names import STREAM
 
 @dataclasses.dataclass
 class AttentionCall:
-    """What one converted layer saw in one call. The tensors carry their graph; detach what should not.
+    """One attention call of one converted layer; its tensors carry their graph.
 
     Attributes:
-        name, layer_idx, feature_map: of the layer, see :class:`ConvertedLayer`.
+        name, layer_idx, feature_map: as in :class:`ConvertedLayer`.
         query, key, value: (B, H, N, d), in the model's dtype; key and value repeated to H heads.
         key_padding_mask: bool (B, N), True = real token, or None.
         scaling: what multiplies ``q . k`` in the softmax.
@@ -49,13 +49,17 @@ class AttentionCall:
 
 @contextlib.contextmanager
 def softmax_stream(model: nn.Module, on_layer: Callable[[AttentionCall], Any]) -> Iterator[None]:
-    """Inside, every converted layer runs exact softmax, and ``on_layer`` is called inside its attention call.
+    """Run exact softmax in every converted layer of ``model``, and call ``on_layer`` inside its attention call.
 
-    The model's outputs are then the softmax model's (without attention dropout, also in training mode).
-    ``on_layer`` may compute losses and run their backward at once. Nesting on one model is refused.
+    The model's outputs are those of the softmax model, without attention dropout in training mode too. ``on_layer`` may
+    compute losses and run their backward pass at once.
+
+    Args:
+        model: a converted model.
+        on_layer: receives an :class:`AttentionCall` per layer and forward pass.
 
     Raises:
-        AttnExtError: the model has no feature maps, or is in such a stream already.
+        AttnExtError: the model has no feature maps, or is in a softmax stream already.
 
     Example:
         >>> with hax.softmax_stream(model, lambda call: print(call.name)):  # doctest: +SKIP
@@ -79,15 +83,15 @@ def calibrate(
     *,
     device: torch.device | str | None = None,
 ) -> dict[str, QKStatistics]:
-    """Data-aware initialisation of every feature map, from the queries and keys of a few batches.
+    """Initialise every feature map from the queries and keys of a few batches, in place.
 
-    Runs the batches through the softmax stream in evaluation mode, without gradients, then calls each map's
-    ``calibrate``, which changes it in place (kernels without such an initialisation stay as they are).
+    The batches run through the softmax stream in evaluation mode, without gradients; then each feature map's
+    ``calibrate`` is called. Kernels without such an initialisation do not change.
 
     Args:
         model: a converted model.
-        batches: dictionaries of the model's inputs, or one such; entries that are no tensors, and ``labels``, are
-            left out.
+        batches: dictionaries of the model's inputs, or a single one; ``labels`` and entries other than tensors are
+            ignored.
         device: where to put the batches; None is the model's device.
 
     Returns:
@@ -112,9 +116,10 @@ def collect_statistics(
     *,
     device: torch.device | str | None = None,
 ) -> dict[str, QKStatistics]:
-    """The first half of :func:`calibrate`: moments by layer name, additive over batches and processes.
+    """Return the moments of queries and keys by layer name, additive over batches and processes.
 
-    Queries and keys enter as the maps see them: scaled so that the softmax is ``exp(q . k / sqrt(head_dim))``.
+    The first half of :func:`calibrate`, with the same arguments. Queries and keys are scaled as for the feature maps,
+    so that the softmax is ``exp(q . k / sqrt(head_dim))``.
     """
     layers = _layers(model)
     statistics = {layer.name: QKStatistics(layer.feature_map.num_heads, layer.feature_map.head_dim) for layer in layers}

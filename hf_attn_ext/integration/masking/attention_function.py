@@ -1,7 +1,7 @@
 """The attention function and the mask function ``"hasse"``: softmax under the masks of ``set_mask``.
 
-Both are registered in ``registry.py``. The rule for a row that may see no real key, be it by its mask or by padding:
-it sees itself. So every backend gives the same numbers, and none gives NaN.
+``linear/attention_function.py`` registers both. A row that may see no real key, by its mask or by padding, sees itself.
+So every backend gives the same numbers, and none gives NaN.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from .recipe import LayerMask
 _SDPA = "sdpa (set_mask(..., backend='eager') takes the family's own attention)"
 
 
-def hasse_mask(**host: Any) -> MaskCall:
-    """The mask function: the masks of this forward pass, in the length that it has.
+def hasse_mask(**asked: Any) -> MaskCall:
+    """The mask function ``"hasse"``: return the masks of this forward pass, at its length.
+
+    Args:
+        **asked: the keywords that Transformers passes to a mask function.
 
     Raises:
         AttnExtError: no mask is set, or ``attention_mask`` is no padding mask.
     """
-    return mask_call(host)
+    return mask_call(asked)
 
 
 def hasse_attention(
@@ -44,20 +47,24 @@ def hasse_attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function of the host's attention interface.
+    """The attention function ``"hasse"`` of Transformers' attention interface.
 
     Args:
-        module: the attention module; its layer number says which mask is meant.
+        module: the attention module; the number of its layer selects the mask.
         query, key, value: (B, H, N, d); key and value may have fewer heads.
         attention_mask: what :func:`hasse_mask` returned.
+        scaling: what multiplies ``q . k``; None is ``1 / sqrt(d)``.
+        dropout: probability of attention dropout.
+        is_causal: used by layers that keep the model's own pattern.
+        **kwargs: the other keywords of the call.
 
     Returns:
         The output (B, Nq, H, d_v) and, from the backend ``"eager"`` or where ``output_attentions`` asks for them, the
         weights (B, H, Nq, Nk).
 
     Raises:
-        AttnExtError: the model did not hand on what the mask function returned, the mask has no such length, or a
-            backend that cannot do what is asked (attention sinks by sdpa).
+        AttnExtError: the model did not pass on what the mask function returned, the mask does not have this length, or
+            the backend cannot do what the call needs (attention sinks by sdpa).
     """
     if not isinstance(attention_mask, MaskCall):
         if attention_mask is not None:
@@ -84,7 +91,7 @@ def masked_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Softmax under the mask of a layer, by the backend that ``set_mask`` named."""
+    """Compute softmax under the mask of a layer, by the backend of ``set_mask``."""
     check_inputs(kwargs)
     call.check_sizes(module, query, key)
     backend = call.settings.backend
@@ -110,7 +117,7 @@ def stock_attention(
     scaling: float | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """A layer without a mask of ours: the host's own pattern and function; the backend ``"flex"`` uses sdpa here."""
+    """Compute a layer without a mask of ``set_mask``, by Transformers; the backend ``"flex"`` uses sdpa here."""
     if call.settings.backend == "eager" or wants_weights(module, kwargs):
         return eager_attention(module, query, key, value, call.stock("eager"), scaling, dropout, kwargs)
     refuse_modifiers(module, kwargs, "sdpa", _SDPA)
@@ -128,9 +135,10 @@ def eager_attention(
     dropout: float,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    """The family's own eager attention, which knows its precision; a plain one where the family has none."""
-    if getattr(module, "reorder_and_upcast_attn", False):  # an option of GPT-2's, on its eager attention only
-        return module._upcast_and_reordered_attn(query, key, value, mask)
+    """Compute the family's own eager attention, in its own precision, or a plain one where the family has none."""
+    if getattr(module, "reorder_and_upcast_attn", False):  # an option of GPT-2 for its eager attention only
+        gpt2: Any = module
+        return gpt2._upcast_and_reordered_attn(query, key, value, mask)
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if own is not None:
         return own(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)

@@ -1,8 +1,8 @@
-"""The masks of one forward pass: what the mask function returns, and what every attention call of the pass is given.
+"""The masks of one forward pass: the object that the mask function returns and that every attention call receives.
 
-The host calls the mask function once a forward, without a layer number, and hands what it returns to every layer
-unchanged. So it returns this object, which builds each layer's mask when that layer asks, and each mask only once.
-It is left out of compiled graphs: which mask it is may change between two calls.
+Transformers calls the mask function once per forward pass, without a layer number, and passes its result to every layer
+unchanged. So it returns this object, which builds a layer's mask when the layer asks, each mask only once. Compiled
+graphs do not contain it, because the masks may change between two calls.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PACKED = "packed_sequence_mask_function"
 
 
 class Streams(NamedTuple):
-    """A pass as linear layers that keep a state take it, see :func:`hf_attn_ext.attention.two_stream_attention`.
+    """The two streams of a pass that continues a state, see :func:`hf_attn_ext.attention.two_stream_attention`.
 
     Attributes:
-        clean: (B, n) bool, the clean tokens, which enter the state; True = real.
-        block: (B, l) bool, the mask tokens behind them, which don't.
-        group: clean tokens that see each other whole; 1: in order.
+        clean: (B, n) bool, True = real, the clean tokens, which enter the state.
+        block: (B, l) bool, True = real, the mask tokens after them, which do not enter it.
+        group: size of the groups of clean tokens that see each other both ways; 1 is the causal order.
     """
 
     clean: Tensor
@@ -46,22 +46,35 @@ class Streams(NamedTuple):
     group: int
 
 
-_NONE = None, None, None, None
-_GIVEN: contextvars.ContextVar[tuple] = contextvars.ContextVar("given_mask", default=_NONE)
+class _Given(NamedTuple):
+    """The arguments of :func:`given_mask`."""
+
+    config: Any = None
+    mask: Tensor | Callable[[], Tensor] | None = None
+    position_ids: Tensor | None = None
+    streams: Streams | None = None
+
+
+_NOTHING = _Given()
+_GIVEN: contextvars.ContextVar[_Given] = contextvars.ContextVar("given_mask", default=_NOTHING)
 
 
 @contextlib.contextmanager
 def given_mask(
     config: Any, mask: Tensor | Callable[[], Tensor], position_ids: Tensor, streams: Streams | None = None
 ) -> Iterator[None]:
-    """Let the forward passes inside of the model with this ``config`` use ``mask``, bool (B, Nq, Nk), where its own
-    masks would be used. Other models that run inside, as a hook's may, keep theirs.
+    """Use another mask in the forward passes of one model, in place of the masks of ``set_mask``.
 
-    For inference under a mask that was made for training: the pass has other positions, but sees what they would see.
-    Padding is in it already. ``position_ids`` (B, Nq) are those of the mask, from 0. A function makes the mask when a
-    layer asks for it. With ``streams``, which says the same of a pass with a cache, linear layers continue their state.
+    For inference under a mask that was made for training: the pass has other positions, which see what the positions of
+    training would see. Other models that run in the block keep their masks.
+
+    Args:
+        config: the configuration of the model.
+        mask: bool (B, Nq, Nk) with padding in it, or a function that returns it, called when a layer asks.
+        position_ids: (B, Nq), the positions of the mask, from 0.
+        streams: the same pattern for a pass with a cache, in which linear layers continue their state.
     """
-    token = _GIVEN.set((config, mask, position_ids, streams))
+    token = _GIVEN.set(_Given(config, mask, position_ids, streams))
     try:
         yield
     finally:
@@ -74,13 +87,13 @@ class MaskCall:
     Args:
         settings: the model's masks.
         padding: (B, Nk) bool, True = real token, or None.
-        q_length, q_offset: the call's tokens, and how many came before in the cache.
-        kv_length, kv_offset: the keys.
-        host: the keywords that the host gave the mask function, for layers that keep the model's own pattern.
+        q_length, q_offset: number of the call's tokens, and of those before them in the cache.
+        kv_length, kv_offset: number of keys, and the position of the first.
+        asked: the keywords of the mask function, for layers that keep the model's own pattern.
     """
 
-    # generate() with a cache of a fixed size makes the mask before it calls the model, which then hands it back to the
-    # mask function unless it is a padding mask.
+    # generate() with a cache of a fixed size makes the mask before it calls the model, which then passes it to the mask
+    # function again unless it is a padding mask.
     ndim = 4
 
     def __init__(
@@ -91,33 +104,35 @@ class MaskCall:
         q_offset: int,
         kv_length: int,
         kv_offset: int,
-        host: dict[str, Any],
+        asked: dict[str, Any],
     ) -> None:
-        self.settings, self.host = settings, host
+        self.settings, self.asked = settings, asked
         self.q_length, self.q_offset = int(q_length), int(q_offset)
         self.kv_length, self.kv_offset = int(kv_length), int(kv_offset)
         self.stop = self.q_offset + self.q_length
         self.padding = None if padding is None or bool(padding.all()) else _widened(padding, self.kv_length)
-        of, *given = _GIVEN.get()
-        self._given, self.given_positions, self.streams = given if of is host.get("config") else _NONE[1:]
+        given = _GIVEN.get()
+        if given.config is not asked.get("config"):
+            given = _NOTHING
+        self._given, self.given_positions, self.streams = given.mask, given.position_ids, given.streams
         self._numbers: dict[int, int] = {}
         self._built: dict[Any, Any] = {}
 
     def contiguous(self) -> MaskCall:
-        """Itself; transformers 5.20 asks that of a mask that it made before it calls the model."""
+        """Return itself; Transformers 5.20 calls this for a mask that it made before it calls the model."""
         return self
 
     @functools.cached_property
     def given(self) -> Tensor | None:
-        """The mask of :func:`given_mask`."""
+        """The mask of :func:`given_mask`, or None."""
         return self._given() if callable(self._given) else self._given
 
     @torch.compiler.disable
     def layer(self, module: nn.Module) -> LayerMask | None:
-        """The mask of an attention module's layer; modules without a number (DistilBERT's) count in their order.
+        """Return the mask of an attention module's layer; modules without a number (DistilBERT) are counted.
 
         Raises:
-            AttnExtError: the layer's own pattern is one that a mask cannot stand in for.
+            AttnExtError: the layer's own pattern is one that a mask cannot replace.
         """
         number = layer_number(module)
         if number is None:
@@ -129,14 +144,17 @@ class MaskCall:
 
     @torch.compiler.disable
     def allowed(self, layer: LayerMask, device: torch.device, skip: bool) -> tuple[Tensor | None, bool]:
-        """The mask (1 or B, 1 or H, Nq, Nk) bool, or None where all keys are seen; and whether causality is left over.
-
-        A row without a key that it may see, by its mask or by padding, sees itself.
+        """Return a layer's mask with padding. A row that may see no key sees itself.
 
         Args:
-            layer: one mask, or one a head.
+            layer: a single mask, or one per head.
             device: where the attention is computed.
-            skip: give ``(None, True)`` for the causal mask of a whole text without padding, as the host does for sdpa.
+            skip: return ``(None, True)`` for the causal mask of a whole text without padding, as Transformers does for
+                sdpa.
+
+        Returns:
+            The mask, bool (1 or B, 1 or H, Nq, Nk), or None where every key is seen; and whether the attention function
+            must be causal itself.
         """
         return self.kept(("allowed", layer, str(device), skip), lambda: self._allowed(layer, device, skip))
 
@@ -153,7 +171,7 @@ class MaskCall:
             mask = next(iter(rows.values()))[None, None]
         else:
             mask = torch.stack([rows[recipe] for recipe in heads_of(layer)])[None]
-        if self.kv_length > self.stop:  # a cache of a fixed size: places that hold nothing yet
+        if self.kv_length > self.stop:  # a cache of a fixed size: its rest holds nothing yet
             mask = nn.functional.pad(mask, (0, self.kv_length - self.stop))
         if self.q_offset and self.padding is None and bool(mask.all()):
             return None, False
@@ -162,13 +180,13 @@ class MaskCall:
         return self._with_own(mask, device), False
 
     def _with_own(self, mask: Tensor, device: torch.device) -> Tensor:
-        """The rule for rows that see nothing."""
+        """The mask in which a row that sees nothing sees itself."""
         empty = ~mask.any(-1, keepdim=True)
         return mask | (empty & self._own(device)) if empty.any() else mask
 
     @torch.compiler.disable
     def additive(self, layer: LayerMask, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-        """The mask of :meth:`allowed` as what eager attention adds to its scores: 0, or the smallest number."""
+        """Return the mask of :meth:`allowed` in additive form: 0, or the smallest number of ``dtype``."""
 
         def build() -> Tensor | None:
             mask, _ = self.allowed(layer, device, skip=False)
@@ -177,13 +195,19 @@ class MaskCall:
         return self.kept(("additive", layer, str(device), dtype), build)
 
     def specs(self, layer: LayerMask) -> list[MaskSpec]:
-        """The masks of this call's length, one a head, or one."""
+        """Return a layer's masks at the length of this call, one per head, or a single one."""
         return [recipe.of_length(self.stop) for recipe in heads_of(layer)]
 
     def given_orders(self) -> MaskSpec | list[MaskSpec]:
-        """The given mask as an order a row, or one for all; padding is in it, as places that nobody sees."""
+        """Return the mask of :func:`given_mask` as one order per text, or one for all; no text sees its padding.
+
+        Raises:
+            ValueError: there is no such mask.
+        """
 
         def build() -> MaskSpec | list[MaskSpec]:
+            if self.given is None or self.given_positions is None:
+                raise ValueError("this call has no given mask")
             own = torch.eye(self.q_length, dtype=torch.bool)
             texts, positions = self.given.cpu() | own, self.given_positions.cpu()
             if (texts == texts[:1]).all() and (positions == positions[:1]).all():
@@ -193,32 +217,32 @@ class MaskCall:
         return self.kept("orders", build)
 
     def stock(self, backend: str) -> Tensor | None:
-        """What the host's own mask function gives a layer that keeps the model's pattern."""
-        return self.kept(("stock", backend), lambda: ALL_MASK_ATTENTION_FUNCTIONS[backend](**self.host))
+        """Return the mask of Transformers' own mask function, for a layer that keeps the model's pattern."""
+        return self.kept(("stock", backend), lambda: ALL_MASK_ATTENTION_FUNCTIONS[backend](**self.asked))
 
     def check_sizes(self, module: nn.Module, query: Tensor, key: Tensor) -> None:
-        """Raise unless the call has the queries and keys that the mask was asked for."""
-        found = (query.shape[2], key.shape[2])
-        if found != (self.q_length, self.kv_length) or self.kv_offset:
+        """Raise AttnExtError unless the call has the queries and keys that the mask was made for."""
+        sizes = (query.shape[2], key.shape[2])
+        if sizes != (self.q_length, self.kv_length) or self.kv_offset:
             raise AttnExtError(
-                f"{type(module).__name__} attends with {found[0]} queries and {found[1]} keys (from {self.kv_offset}), "
-                f"but the model asked for a mask of {self.q_length} and {self.kv_length}; a mask of set_mask cannot "
-                "stand in here"
+                f"{type(module).__name__} attends with {sizes[0]} queries and {sizes[1]} keys (from {self.kv_offset}), "
+                f"but the model asked for a mask of {self.q_length} and {self.kv_length}; set_mask cannot mask this "
+                "layer"
             )
 
     def _own(self, device: torch.device) -> Tensor:
-        """(Nq, Nk): where a query's own key is."""
+        """Bool (Nq, Nk), True at each query's own key."""
         queries = torch.arange(self.q_offset, self.stop, device=device)
         return queries[:, None] == torch.arange(self.kv_length, device=device)
 
     def _check_pattern(self, layer: LayerMask) -> None:
-        asked = self.host["mask_function"]
-        if asked in (bidirectional_mask_function, causal_mask_function):
+        pattern = self.asked["mask_function"]
+        if pattern in (bidirectional_mask_function, causal_mask_function):
             return
-        names = pattern_names(asked)
+        names = pattern_names(pattern)
         if PACKED in names and names <= {PACKED, "remap_positions_for_packed_sequence", "causal_mask_function"}:
-            # Position ids that start again are packed texts to the host, but also the layout of many a mask here.
-            if all(_starts_again(spec.position_ids) for spec in self.specs(layer)):
+            # Position ids that restart mean packed texts to Transformers, but are also the layout of many masks here.
+            if all(_restarts(spec.position_ids) for spec in self.specs(layer)):
                 return
             raise AttnExtError(
                 "position_ids start again, as for packed texts, but the mask "
@@ -226,7 +250,7 @@ class MaskCall:
             )
         raise AttnExtError(
             f"this layer's own attention pattern is {' and '.join(sorted(names))!r}, which a mask of set_mask would "
-            "replace unseen; leave the layer out (per_layer={number: None})"
+            "replace silently; leave the layer out (per_layer={number: None})"
         )
 
     def kept(self, key: Any, build: Callable[[], Any]) -> Any:
@@ -237,13 +261,13 @@ class MaskCall:
 
 
 @torch.compiler.disable
-def mask_call(host: dict[str, Any]) -> MaskCall:
-    """Make the object from the keywords that the host gives a mask function, ``config`` among them.
+def mask_call(asked: dict[str, Any]) -> MaskCall:
+    """Return the masks of a forward pass from the keywords of a mask function, ``config`` among them.
 
     Raises:
         AttnExtError: no mask is set, or ``attention_mask`` is no padding mask.
     """
-    padding, settings = host.get("attention_mask"), MaskSettings.of(host.get("config"))
+    padding, settings = asked.get("attention_mask"), MaskSettings.of(asked.get("config"))
     if isinstance(padding, MaskCall):
         return padding
     if settings is None:
@@ -256,16 +280,16 @@ def mask_call(host: dict[str, Any]) -> MaskCall:
     return MaskCall(
         settings,
         None if padding is None else padding.to(torch.bool),
-        host["q_length"],
-        host.get("q_offset", 0),
-        host["kv_length"],
-        host.get("kv_offset", 0),
-        host,
+        asked["q_length"],
+        asked.get("q_offset", 0),
+        asked["kv_length"],
+        asked.get("kv_offset", 0),
+        asked,
     )
 
 
 def wrong_mask(attention_mask: Any) -> str:
-    """What is wrong with a mask that is no padding mask."""
+    """Return the error message for a mask that is no padding mask."""
     shape, dtype = tuple(getattr(attention_mask, "shape", ())), getattr(attention_mask, "dtype", "none")
     return (
         f"attention_mask has shape {shape} and dtype {dtype}, but this model's mask is the one of set_mask; pass the "
@@ -274,20 +298,21 @@ def wrong_mask(attention_mask: Any) -> str:
 
 
 def pattern_names(mask_function: Any) -> set[str]:
-    """What a mask function of the host is made of, by name."""
+    """Return the names of the functions that a mask function of Transformers combines."""
     name = getattr(mask_function, "__qualname__", repr(mask_function)).split(".")[0]
     cells = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
     if name in ("and_masks", "or_masks"):
-        return {found for cell in cells if isinstance(cell, tuple) for part in cell for found in pattern_names(part)}
-    inner = {found for cell in cells if callable(cell) for found in pattern_names(cell)}
+        parts = [part for cell in cells if isinstance(cell, tuple) for part in cell]
+        return {inner for part in parts for inner in pattern_names(part)}
+    inner = {each for cell in cells if callable(cell) for each in pattern_names(cell)}
     return {name} | inner
 
 
-def _starts_again(position_ids: Tensor) -> bool:
+def _restarts(position_ids: Tensor) -> bool:
     return bool((position_ids.diff() != 1).any())
 
 
 def _widened(padding: Tensor, kv_length: int) -> Tensor:
-    """(B, Nk): keys that the padding mask does not reach yet are no tokens, as in the host's own masks."""
+    """The padding mask (B, Nk): keys beyond it are no tokens, as in Transformers' own masks."""
     short = kv_length - padding.shape[1]
     return nn.functional.pad(padding, (0, short)) if short > 0 else padding[:, :kv_length]

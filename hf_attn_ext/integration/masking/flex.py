@@ -1,4 +1,4 @@
-"""Masks for ``torch.nn.attention.flex_attention``, and the call of it."""
+"""Masks for ``torch.nn.attention.flex_attention``, and its call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def flex_mask_attention(
     scaling: float | None,
     kwargs: dict[str, Any],
 ) -> Tensor:
-    """flex_attention, compiled on CUDA and plain on the CPU, where it has no backward.
+    """Call flex_attention, compiled on CUDA and plain on the CPU, where it has no backward pass.
+
+    Returns:
+        (B, H, Nq, d_v).
 
     Raises:
         AttnExtError: attention dropout, a modifier that is not honoured, or gradients on the CPU.
@@ -84,7 +87,7 @@ def _build_block_mask(call: MaskCall, layer: LayerMask, device: torch.device) ->
     owner = torch.tensor([distinct.index(recipe) for recipe in recipes], device=device)
     padding = None if call.padding is None else call.padding.to(device)
 
-    def one(number: int, batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    def seen_by(number: int, batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         seen = forms[number](batch, head, q, kv)
         if padding is not None:
             seen = seen & padding[batch, kv]
@@ -92,9 +95,9 @@ def _build_block_mask(call: MaskCall, layer: LayerMask, device: torch.device) ->
         return seen | ((q == kv) & (rows[0, q] if len(rows) == 1 else rows[batch, q]))
 
     def mask_mod(batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        seen = one(0, batch, head, q, kv)
+        seen = seen_by(0, batch, head, q, kv)
         for number in range(1, len(forms)):
-            seen = torch.where(owner[head] == number, one(number, batch, head, q, kv), seen)
+            seen = torch.where(owner[head] == number, seen_by(number, batch, head, q, kv), seen)
         return seen
 
     size = -(-call.stop // BLOCK)
@@ -106,8 +109,8 @@ def _build_block_mask(call: MaskCall, layer: LayerMask, device: torch.device) ->
 
 @kept_by_name(maxsize=8)
 def _block_mask(recipe: Recipe, length: int, device: torch.device) -> BlockMask:
-    """The mask alone, made once and not in every forward pass."""
-    with torch.inference_mode(False):  # what is kept must serve training later
+    """A mask without padding, kept between forward passes."""
+    with torch.inference_mode(False):  # a kept mask must serve training later
         return recipe.of_length(length).to_block_mask(device, BLOCK)
 
 

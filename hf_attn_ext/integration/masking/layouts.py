@@ -1,6 +1,7 @@
-"""Texts laid out as a mask wants them: what stands at each position, its position id, its label.
+"""Texts in the layout of a mask: the token at each position, its position id and its label.
 
-A mask's inputs say which token stands where (:mod:`hf_attn_ext.hasse.spec`); here they meet the ids of real texts.
+A mask's inputs say which token is at each position (:mod:`hf_attn_ext.hasse.spec`); here they are filled with the ids
+of real texts.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ def lay_out(
 ) -> dict[str, Tensor]:
     """Put texts into the layout of a mask.
 
-    A position belongs to one token of the text; where that token is padding, the position is padding. So a padded text
-    gives what it gives alone.
+    A position belongs to one token of the text. Where that token is padding, the position is padding, so that a padded
+    text gives the same outputs as without padding.
 
     Args:
         spec: a mask over ``spec.tokens`` tokens, whose inputs are tokens, mask tokens, or means of neighbours.
         ids: int64 (B, n), n = ``spec.tokens``.
         real: bool (B, n), True = real token; padding on the right.
-        mask_id: the id of the mask token, for masks that have some.
-        first_position: what the model counts positions from (RoBERTa: not 0).
+        mask_id: the id of the mask token, for masks that have mask tokens.
+        first_position: the model's first position id (not 0 in RoBERTa).
 
     Returns:
         ``input_ids``, ``position_ids``, ``attention_mask``, ``labels``: int64 (B, N); labels are at the positions that
-        predict, not shifted, -100 elsewhere. For means of neighbours also ``neighbour_ids`` (B, N, 2), the two tokens
-        whose embeddings make a position's input (one token twice, where it is one); ``input_ids`` holds nothing of use
-        at such positions.
+        predict, not shifted, and -100 elsewhere. For means of neighbours also ``neighbour_ids`` (B, N, 2), the two
+        tokens whose mean is a position's input, or one token twice; ``input_ids`` is not used at such positions.
 
     Raises:
         AttnExtError: the mask has other inputs, or a mask token is needed and there is none.
     """
     batch, count = ids.shape
-    kinds = [entry[0] if isinstance(entry, tuple) else entry for entry in spec.inputs]
+    inputs: list[Any] = list(spec.inputs)
+    kinds = [entry[0] if isinstance(entry, tuple) else entry for entry in inputs]
     if count != spec.tokens or not set(kinds) <= {"token", "mask", "mean"}:
         raise AttnExtError(f"{spec.title} cannot be filled with texts of {count} tokens: its inputs are {set(kinds)}")
     if "mask" in kinds and mask_id is None:
         raise AttnExtError(f"{spec.title} has mask tokens; give the id of the mask token")
-    own = torch.tensor([entry[1] for entry in spec.inputs])
+    own = torch.tensor([entry[1] for entry in inputs])
     masked = torch.tensor([kind == "mask" for kind in kinds])
     mean = torch.tensor([kind == "mean" for kind in kinds])
     attention = real[:, own]
@@ -73,7 +74,7 @@ def lay_out(
 
 
 def _neighbours(ids: Tensor, real: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens beside each position's own, (B, N, 2), one twice at the ends of a text; and which have none."""
+    """The tokens left and right of each position's own, (B, N, 2), one twice at the ends; and which have none."""
     count = ids.shape[1]
     left, right = own - 1, own + 1
     has_left = (left >= 0).expand(len(ids), -1)
@@ -85,13 +86,13 @@ def _neighbours(ids: Tensor, real: Tensor, own: Tensor) -> tuple[Tensor, Tensor]
 
 
 def butterfly_embeddings(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``batch`` with ``inputs_embeds`` in the place of ``input_ids`` and ``neighbour_ids``.
+    """Return ``batch`` with ``inputs_embeds`` in place of ``input_ids`` and ``neighbour_ids``.
 
-    A prediction's input is the mean of its neighbours' token embeddings, from the model's own embedding layer, with
-    gradients.
+    The input of a predicting position is the mean of its neighbours' token embeddings, from the model's own embedding
+    layer, with gradients.
 
     Args:
-        model: has ``get_input_embeddings()``.
+        model: a Transformers model, or its wrapper with ``get_input_embeddings()``.
         batch: from :class:`hf_attn_ext.training.ButterflyCollator`.
 
     Example:
@@ -103,14 +104,13 @@ def butterfly_embeddings(model: nn.Module, batch: Mapping[str, Any]) -> dict[str
 
 
 def accept_neighbour_ids(model: nn.Module) -> RemovableHandle:
-    """Let ``model(**batch)`` take batches of :class:`hf_attn_ext.training.ButterflyCollator` as they are.
+    """Let ``model(**batch)`` take batches of :class:`hf_attn_ext.training.ButterflyCollator` unchanged.
 
-    For Trainer and for loops of accelerate, which hand a batch to the model: a hook of the module computes
-    :func:`butterfly_embeddings` first. Call it on the very object that is trained, PEFT's wrapper included. It is not
-    saved with the model.
+    For Trainer and for loops of accelerate: a hook of the module computes :func:`butterfly_embeddings` first. Call it
+    on the very object that is trained, such as PEFT's wrapper. The hook is not saved with the model.
 
     Returns:
-        A handle, whose ``remove()`` takes the hook off.
+        A handle, whose ``remove()`` removes the hook.
 
     Example:
         >>> accept_neighbour_ids(model)  # doctest: +SKIP
@@ -132,9 +132,9 @@ def _embedding_layer(model: nn.Module) -> nn.Module:
 
 
 def check_inputs(kwargs: Mapping[str, Any]) -> None:
-    """Raise where a batch's neighbours reach the attention unused: the predictions' inputs would be others."""
+    """Raise AttnExtError where the neighbours of a batch reach the attention unused, so that inputs are wrong."""
     if kwargs.get(NEIGHBOURS) is not None:
         raise AttnExtError(
-            f"{NEIGHBOURS} came to the attention unused: call hf_attn_ext.training.accept_neighbour_ids(model) once, "
+            f"{NEIGHBOURS} reached the attention unused: call hf_attn_ext.training.accept_neighbour_ids(model) once, "
             "or model(**hf_attn_ext.training.butterfly_embeddings(model, batch))"
         )

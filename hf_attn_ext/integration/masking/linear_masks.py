@@ -11,13 +11,24 @@ from .recipe import LayerMask
 
 @kept_by_name(maxsize=64)
 def check_linear_mask(layer: LayerMask | None, number: int) -> None:
-    """Raise :class:`AttnExtError` unless a linear layer can honour the mask."""
+    """Check that a linear layer can honour a mask.
+
+    Args:
+        layer: the mask of the layer, or None.
+        number: the layer's number, for the message.
+
+    Raises:
+        AttnExtError: one mask per head, or a mask that is not dense: a row is reached by a position that it does not
+            see, which linear attention would let it see.
+    """
+    if layer is None:
+        return
     if isinstance(layer, tuple):
         raise AttnExtError(
-            f"layer {number} is linear, and linear attention has one mask for all heads; give the layer one, or leave "
-            "it softmax (convert with layers=...)"
+            f"layer {number} is linear, and linear attention has one mask for all heads; give the layer a single mask, "
+            "or leave it softmax (convert with layers=...)"
         )
-    for spec in [] if layer is None else layer.examples(beyond=True):
+    for spec in layer.examples(beyond=True):
         missing = (information_flow(spec) & ~spec.dense()).nonzero()
         if len(missing):
             row, column = missing[0].tolist()

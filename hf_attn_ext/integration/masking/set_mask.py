@@ -1,6 +1,4 @@
-"""``set_mask``: a model attends by a mask of :mod:`hf_attn_ext.hasse`, in every layer or in some, in every head or in
-some.
-"""
+"""``set_mask``: let a model attend by masks of :mod:`hf_attn_ext.hasse`, per layer and per head."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ from .settings import BACKENDS, MaskSettings
 
 
 def maps_on_first_use(model: PreTrainedModel) -> bool:
-    """Whether a model that is not converted has feature maps, or gets them in its next pass."""
+    """Return whether a model that is not converted has feature maps, or gets them in its next forward pass."""
     waits = is_stock(model) and model.config._attn_implementation == IMPLEMENTATION
     return waits or attached_on_first_use(model) is not None
 
@@ -55,37 +53,37 @@ def set_mask(
 ) -> Any:
     """Let a model attend by a mask, in place; stored in its configuration and saved with it.
 
-    By name, the mask is made for the length of each call, in positions: ``"block_two_stream"`` for a call of 2n,
-    ``"butterfly"`` for one of 3n-2. A :class:`.MaskSpec`, or a name with the option ``n``, is for its one length.
-    The mask stands in the place of the model's own pattern (causal or bidirectional); a padding mask (batch, tokens)
-    is combined with it. **A row that may see no real key, by its mask or by padding, sees itself**, on every backend.
-    Positions are places in the sequence, padding included.
+    A mask by its name is made for the length of each call, in positions: ``"block_two_stream"`` for a call of 2n,
+    ``"butterfly"`` for one of 3n-2. A :class:`.MaskSpec`, or a name with the option ``n``, has one length. The mask
+    replaces the model's own pattern (causal or bidirectional) and is combined with a padding mask (batch, tokens).
+    **A row that may see no real key, by its mask or by padding, sees itself**, on every backend. Positions count the
+    tokens of the call, padding included.
 
-    ``position_ids`` are not the mask's business: pass those of the mask with the call, as the collators of
+    The mask does not set ``position_ids``: pass those of the mask with the call, as the collators of
     :mod:`hf_attn_ext.training` do.
 
-    A stock model becomes one with ``attn_implementation="hasse"``. Opened again, it must be told so, as the host's
-    configuration does not keep it: ``AutoModel.from_pretrained(folder, attn_implementation="hasse")``; opened without,
-    it attends by its own pattern. In a converted model linear layers run in the mask's order by themselves.
+    A model that is not converted gets ``attn_implementation="hasse"``. Transformers does not save this setting, so open
+    the model again with ``AutoModel.from_pretrained(folder, attn_implementation="hasse")``; without it the model
+    attends by its own pattern. In a converted model the linear layers follow the mask's order.
 
     Args:
-        model: a model that uses the host's attention interface; PEFT's wrapper is looked through.
-        spec_or_name: a mask, the name of one of :func:`hf_attn_ext.list_masks`, or a pair ``(name, options)``; None,
-            with nothing else given, removes all masks and brings the stock attention back.
-        per_layer: ``{layer: mask}``, where ``layer`` may be a tuple or range of numbers, or a list with an entry a
+        model: a model that uses Transformers' attention interface, wrapped by PEFT or not.
+        spec_or_name: a mask, a name of :func:`hf_attn_ext.list_masks`, or a pair ``(name, options)``. None with no
+            other argument removes all masks and restores the attention of before.
+        per_layer: ``{layer: mask}``, where ``layer`` may be a tuple or range of numbers, or a list with one entry per
             layer; other layers have ``spec_or_name``. None for a layer keeps the model's own pattern there.
-        per_head: a list of masks, one a head, for every layer; or ``{layer: list}``.
-        backend: ``"sdpa"``, ``"eager"``, or ``"flex"``, which has no backward on the CPU.
-        allow_leaks: set a mask although its labels reach their own predictions; a warning instead of an error.
-        **options: of the mask that is named, such as ``block_size=4``.
+        per_head: a list with one mask per head, for every layer; or ``{layer: list}``.
+        backend: ``"sdpa"``, ``"eager"``, or ``"flex"``, which has no backward pass on the CPU.
+        allow_leaks: warn instead of raising an error where labels reach their own predictions.
+        **options: options of the named mask, such as ``block_size=4``.
 
     Returns:
         The same object.
 
     Raises:
-        AttnExtError: no such mask, option, layer or backend; a model without the attention interface, or without sdpa;
-            a layer with a sliding window; a mask that leaks; position ids beyond the model's table; a mask that is not
-            dense, or one a head, for a linear layer. The model is then unchanged.
+        AttnExtError: an unknown mask, option, layer or backend; a model without the attention interface, or without
+            sdpa; a layer with a sliding window; a mask that leaks; position ids beyond the model's table; a mask that
+            is not dense, or one mask per head, for a linear layer. The model is then unchanged.
 
     Example:
         >>> hax.set_mask(model, "block_two_stream", block_size=4)  # doctest: +SKIP
@@ -106,15 +104,15 @@ def set_mask(
         raise AttnExtError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "sdpa" and not base._supports_sdpa:
         raise AttnExtError(
-            f"the host computes {type(base).__name__} without sdpa, which cannot do its attention (attention sinks, a "
-            "soft cap); use backend='eager'"
+            f"Transformers computes {type(base).__name__} without sdpa, which has no attention sinks and "
+            "no soft cap; use backend='eager'"
         )
     if options and not isinstance(spec_or_name, str):
         raise AttnExtError(f"options ({', '.join(options)}) go with the name of a mask, got {spec_or_name!r}")
     layers = _layers(spec_or_name, per_layer, per_head, options, modules)
     settings = MaskSettings(backend, tuple(layers))
     if not settings.recipes:
-        raise AttnExtError("no layer is given a mask; name one, or call set_mask(model, None)")
+        raise AttnExtError("no layer has a mask; name one, or call set_mask(model, None)")
     _check_windows(base, settings)
     _check_linear(base, settings)
     _check_flow(base, settings, [is_causal(module) for module in modules], allow_leaks)
@@ -130,14 +128,19 @@ def set_mask(
 
 
 def get_mask(model: Any) -> list[Any] | None:
-    """Return what :func:`set_mask` set, an entry a layer: None, a mask, or a list with one a head.
+    """Return the masks that :func:`set_mask` set.
 
-    A mask without a length of its own comes as a pair ``(name, options)``, any other as a :class:`.MaskSpec`. A mask
-    that the configuration holds, but that the model does not attend by (opened without
-    ``attn_implementation="hasse"``), is returned with a warning.
+    A mask without a length of its own is a pair ``(name, options)``, any other a :class:`.MaskSpec`. A warning says
+    where the configuration holds a mask that the model does not use (opened without ``attn_implementation="hasse"``).
+
+    Args:
+        model: a Transformers model, wrapped by PEFT or not.
+
+    Returns:
+        One entry per layer: None, a mask, or a list with one mask per head. None without any mask.
 
     Raises:
-        AttnExtError: no transformers model.
+        AttnExtError: no Transformers model.
 
     Example:
         >>> get_mask(hax.set_mask(model, "causal"))  # doctest: +SKIP
@@ -151,10 +154,10 @@ def get_mask(model: Any) -> list[Any] | None:
 
 
 def active_mask(model: Any) -> list[Any] | None:
-    """Like :func:`get_mask`, for what relies on the model attending by its mask.
+    """Return what :func:`get_mask` returns, for a caller that needs the model to use its masks.
 
     Raises:
-        AttnExtError: no transformers model, or one that does not attend by the mask in its configuration.
+        AttnExtError: no Transformers model, or a model that does not use the masks in its configuration.
     """
     base = _with_config(model)
     unused = _unused(base)
@@ -166,12 +169,12 @@ def active_mask(model: Any) -> list[Any] | None:
 def _with_config(model: Any) -> PreTrainedModel:
     base = unwrap(model)
     if not isinstance(base, PreTrainedModel):
-        raise AttnExtError(f"a mask is a transformers model's, got {type(base).__name__}")
+        raise AttnExtError(f"model must be a Transformers model, got {type(base).__name__}")
     return base
 
 
 def _unused(model: PreTrainedModel) -> str | None:
-    """What is wrong where the configuration holds a mask that the attention in use does not know."""
+    """The error message where the configuration holds masks that the attention in use does not know, or None."""
     implementation = model.config._attn_implementation
     if MaskSettings.of(model.config) is None or implementation in (HASSE, IMPLEMENTATION):
         return None
@@ -232,12 +235,13 @@ def _layers(
     for number, given in _by_layer(per_head, len(modules), "per_head"):
         shape = attention_shape(modules[number])
         if isinstance(given, str) or not isinstance(given, Sequence):
-            raise AttnExtError(f"per_head must give a list of masks, one a head, got {given!r} for layer {number}")
+            raise AttnExtError(f"per_head must be a list with one mask per head, got {given!r} for layer {number}")
         if shape is not None and len(given) != shape[0]:
             raise AttnExtError(f"per_head gives {len(given)} masks for layer {number}, which has {shape[0]} heads")
-        heads = tuple(_recipe(one) for one in given)
-        if None in heads:
-            raise AttnExtError(f"per_head gives no mask for head {heads.index(None)} of layer {number}; name one")
+        recipes = [_recipe(mask) for mask in given]
+        heads = tuple(recipe for recipe in recipes if recipe is not None)
+        if len(heads) < len(recipes):
+            raise AttnExtError(f"per_head gives no mask for head {recipes.index(None)} of layer {number}; name one")
         layers[number] = heads[0] if len(set(heads)) == 1 else heads
     return layers
 
@@ -281,27 +285,27 @@ def _check_windows(model: PreTrainedModel, settings: MaskSettings) -> None:
 
 
 def _check_linear(model: PreTrainedModel, settings: MaskSettings) -> None:
-    """A linear layer runs in an order: one for all heads, and each row of it all that reaches the row."""
+    """Check that linear layers have one dense mask for all heads."""
     for converted in converted_layers(model):
         check_linear_mask(settings.of_layer(converted.layer_idx), converted.layer_idx)
 
 
 def _check_flow(model: PreTrainedModel, settings: MaskSettings, causal: list[bool], allow_leaks: bool) -> None:
     """Warn of too few layers; refuse a label that reaches its own prediction."""
-    found: list[tuple[bool, str]] = []
+    problems: list[tuple[bool, str]] = []  # (whether labels leak, message)
     recipes = list(dict.fromkeys(settings.recipes))
     specs = _of_one_length(recipes)
     size = len(specs[0])
     if len(recipes) == 1 and all(layer is not None for layer in settings.layers):
-        # a model whose layers share one module (ALBERT) runs it more often than it is there
+        # layers that share one module (ALBERT) are more than the modules
         count = max(len(settings.layers), configured_layers(model.config) or 0)
         for finding in specs[0].check(num_layers=count):
             if finding.severity == "note":
                 continue
             if finding.kind == "empty_row":
-                found.append((False, f"{finding.message}; it will see itself"))
+                problems.append((False, f"{finding.message}; it will see itself"))
             else:
-                found.append((finding.severity == "error", finding.message))
+                problems.append((finding.severity == "error", finding.message))
     else:
         by_recipe = dict(zip(recipes, specs, strict=True))
         own = torch.ones(size, size, dtype=torch.bool)
@@ -311,17 +315,17 @@ def _check_flow(model: PreTrainedModel, settings: MaskSettings, causal: list[boo
             else (own.tril() if causal[number] else own)
             for number, layer in enumerate(settings.layers)
         ]
-        found += _leaks_of_all(specs, information_flow(seen))
+        problems += _leaks_of_all(specs, information_flow(seen))
     where = "" if recipes[0].fixed else f" (looked at with {size} positions)"
-    for leaks, message in found:
+    for leaks, message in problems:
         line = f"set_mask on {type(model).__name__}: {recipes[0].title}: {message}{where}"
         if leaks and not allow_leaks:
-            raise AttnExtError(f"{line}; allow_leaks=True sets it all the same")
+            raise AttnExtError(f"{line}; pass allow_leaks=True to set it nevertheless")
         warnings.warn(line, stacklevel=3)
 
 
 def _leaks_of_all(specs: list[MaskSpec], flow: torch.Tensor) -> list[tuple[bool, str]]:
-    """Labels that reach their predictions through the masks of all layers and heads together."""
+    """The first label that reaches its prediction through the masks of all layers and heads together."""
     for spec in specs:
         holders: dict[int, list[int]] = {}
         for position, entry in enumerate(spec.inputs):
@@ -339,7 +343,7 @@ def _leaks_of_all(specs: list[MaskSpec], flow: torch.Tensor) -> list[tuple[bool,
 
 
 def _of_one_length(recipes: list[Recipe]) -> list[MaskSpec]:
-    """All masks in one length: that of those which have only one, or a small one that all can have."""
+    """All masks at one length: that of a mask with one length only, or a small length that all can have."""
     failed: AttnExtError | None = None
     for first in sorted(recipes, key=lambda recipe: not recipe.fixed):
         for example in first.examples():
