@@ -74,7 +74,7 @@ def test_a_converted_model_attends_by_its_mask_when_opened_without_a_word(name, 
 
 @pytest.mark.parametrize("given", ["x", None, torch.nn.Linear(2, 2)])
 def test_the_mask_of_what_is_no_model(given):
-    with pytest.raises(AttnExtError, match="transformers model's, got"):
+    with pytest.raises(AttnExtError, match="model must be a Transformers model, got"):
         hax.get_mask(given)
 
 

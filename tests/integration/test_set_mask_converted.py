@@ -188,7 +188,7 @@ def test_generation_from_the_shortest_prompts(cls, layers, length):
         model.generate(**batch, **asked)
     cache = model(**batch, use_cache=True).past_key_values if length == 1 else None
     if cache is not None:  # one position is causal; the second shows that the mask is not
-        with pytest.raises(AttnExtError, match="no order but the causal one"):
+        with pytest.raises(AttnExtError, match="can follow only a causal mask"):
             model(input_ids=batch["input_ids"], past_key_values=cache, use_cache=True)
 
 
