@@ -1,15 +1,9 @@
-import sys
-from pathlib import Path
-
 import pytest
 from transformers import RobertaForMaskedLM
 from transformers.utils import logging
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import tiny
-
 import hf_attn_ext.integration  # noqa: F401
+from tests.integration import tiny
 
 logging.disable_progress_bar()
 

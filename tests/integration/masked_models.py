@@ -14,7 +14,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from . import tiny
+from tests.integration import tiny
 
 ENCODERS = [BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, ElectraModel]
 DECODERS = [

@@ -4,7 +4,6 @@ import dataclasses
 import warnings
 
 import pytest
-import tiny
 import torch
 from transformers import BertForMaskedLM, DistilBertForMaskedLM, GPT2LMHeadModel, LlamaForCausalLM
 
@@ -14,6 +13,7 @@ from hf_attn_ext.hasse import MaskSpec
 from hf_attn_ext.integration.capture.attention_maps import attention_map, visible_keys
 from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.masking.call import given_mask
+from tests.integration import tiny
 
 FAMILIES = [BertForMaskedLM, DistilBertForMaskedLM, GPT2LMHeadModel, LlamaForCausalLM]
 KERNEL = {"kernel": "flexformer_p", "num_features": 4}

@@ -5,10 +5,9 @@ import pytest
 import torch
 from transformers.utils import logging
 
-for folder in (Path(__file__).parent, Path(__file__).parents[1] / "integration"):
-    sys.path.insert(0, str(folder))
+sys.path.insert(0, str(Path(__file__).parent))
 
-import planted  # noqa: E402
+import planted
 
 logging.disable_progress_bar()
 

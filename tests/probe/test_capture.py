@@ -2,7 +2,6 @@
 
 import pytest
 import reference
-import tiny
 import torch
 from torch import nn
 from transformers import (
@@ -31,6 +30,7 @@ from hf_attn_ext.integration.capture.attention_maps import attention_map
 from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.passes import running_calls
 from hf_attn_ext.probe import ContextSimilarityProbe
+from tests.integration import tiny
 
 FAMILIES = ["bert", "roberta", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "mistral"]
 MATRICES = {"keep": ("matrices",)}

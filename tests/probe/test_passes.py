@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-import tiny
 import torch
 from transformers import (
     BertForMaskedLM,
@@ -16,6 +15,7 @@ from hf_attn_ext.integration.capture import capture as capture_module
 from hf_attn_ext.integration.capture.capture import capture
 from hf_attn_ext.integration.capture.passes import running_calls
 from hf_attn_ext.probe import ContextSimilarityProbe
+from tests.integration import tiny
 
 MATRICES = {"keep": ("matrices",)}
 

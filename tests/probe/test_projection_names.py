@@ -2,7 +2,6 @@
 
 import planted
 import pytest
-import tiny
 import torch
 from own_models import SMALL, Attention, HomeMade, batch
 from torch import nn
@@ -20,6 +19,7 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.projections import projection_layers
 from hf_attn_ext.probe import ContextSimilarityProbe
 from hf_attn_ext.probe.report.findings import gaps
+from tests.integration import tiny
 
 MATRICES = {"keep": ("matrices",)}
 BERT = "*.attention.output.dense"

@@ -2,7 +2,6 @@
 
 import planted
 import pytest
-import tiny
 import torch
 from own_models import SMALL, HomeMade, batch, own
 from torch import nn
@@ -24,6 +23,7 @@ from hf_attn_ext.integration.capture.passes import running_calls
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeConfig
 from hf_attn_ext.probe.report.browser import browse
 from hf_attn_ext.probe.run import run_statistics
+from tests.integration import tiny
 
 MATRICES = {"keep": ("matrices",)}
 BERT = "*.attention.output.dense"

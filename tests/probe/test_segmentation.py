@@ -6,7 +6,6 @@ import random
 import numpy as np
 import planted
 import pytest
-import tiny
 import torch
 from transformers import AlbertConfig, AlbertModel
 
@@ -19,6 +18,7 @@ from hf_attn_ext.probe.applications import boundaries as search
 from hf_attn_ext.probe.applications.segmentation import cut, sentence_similarities
 from hf_attn_ext.probe.applications.sentence_vectors import _chunks
 from hf_attn_ext.probe.counting.similarity import similarity_matrices
+from tests.integration import tiny
 
 LENGTHS = (4, 3, 6, 5, 4)
 BORDERS = [4, 7, 13, 18]

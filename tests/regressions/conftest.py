@@ -1,6 +1,1 @@
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-
 import hf_attn_ext.integration  # noqa: F401

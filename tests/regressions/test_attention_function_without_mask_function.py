@@ -1,6 +1,5 @@
 """An attention function registered without a mask function of its name gets no mask at all, silently."""
 
-import tiny
 import torch
 from transformers import RobertaModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -8,6 +7,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_attn_ext import integration as hax
 from hf_attn_ext.integration.linear import attention_function as registry
+from tests.integration import tiny
 
 
 def test_both_are_registered_under_one_name():

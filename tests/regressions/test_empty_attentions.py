@@ -1,9 +1,9 @@
 """output_attentions=True elsewhere gave an empty tuple without an error."""
 
-import tiny
 from transformers import BertForMaskedLM, RobertaModel
 
 from hf_attn_ext import integration as hax
+from tests.integration import tiny
 
 
 def test_never_an_empty_tuple():

@@ -1,10 +1,10 @@
 """Weights mapped from a file start at odd addresses, and the CPU's matrix routines then give other last bits."""
 
-import tiny
 import torch
 from transformers import AutoModelForMaskedLM, RobertaForMaskedLM
 
 from hf_attn_ext import integration as hax
+from tests.integration import tiny
 
 
 def test_reloaded_weights_lie_as_torch_allocates_them(tmp_path):

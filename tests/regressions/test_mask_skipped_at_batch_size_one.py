@@ -1,10 +1,10 @@
 """Elsewhere the padding mask was skipped for a batch of one, and results depended on the batch size."""
 
-import tiny
 import torch
 from transformers import BertModel
 
 from hf_attn_ext import integration as hax
+from tests.integration import tiny
 
 
 def test_a_padded_row_gives_the_same_alone_and_in_a_batch():

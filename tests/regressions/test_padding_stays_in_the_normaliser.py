@@ -1,11 +1,11 @@
 """Padded keys zeroed as keys, not as features: cos(0) = 1 kept them in the normaliser, outputs off by 73% elsewhere."""
 
 import pytest
-import tiny
 import torch
 from transformers import BertModel
 
 from hf_attn_ext import integration as hax
+from tests.integration import tiny
 
 
 @pytest.mark.parametrize("kernel", ["flexformer_s", "flexformer_n", "flexformer_p", "flexformer_sq", "hedgehog"])

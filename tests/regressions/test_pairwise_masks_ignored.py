@@ -1,12 +1,12 @@
 """N x N masks were silently ignored by linear attention elsewhere: here they are refused wherever they arrive."""
 
 import pytest
-import tiny
 import torch
 from transformers import BertModel
 
 from hf_attn_ext import integration as hax
 from hf_attn_ext.errors import AttnExtError
+from tests.integration import tiny
 
 
 @pytest.mark.parametrize("layers", [None, [0], [1]])

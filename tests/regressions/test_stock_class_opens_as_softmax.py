@@ -9,10 +9,10 @@ import json
 import logging
 
 import pytest
-import tiny
 from transformers import AutoConfig, AutoModelForMaskedLM, RobertaForMaskedLM
 
 from hf_attn_ext import integration as hax
+from tests.integration import tiny
 
 
 def test_auto_classes_never_open_a_converted_folder_as_softmax(tmp_path):

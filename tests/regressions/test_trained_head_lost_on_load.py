@@ -1,13 +1,13 @@
 """A trained head was re-initialised on load elsewhere; loading it silently new is an error here."""
 
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from hf_attn_ext import integration as hax
 from hf_attn_ext.errors import AttnExtError
+from tests.integration import tiny
 
 
 def test_the_head_is_the_saved_one_or_an_error(tmp_path):

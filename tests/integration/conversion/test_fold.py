@@ -17,8 +17,7 @@ from transformers import (
 
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
-
-from . import tiny
+from tests.integration import tiny
 
 ENCODERS = [BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, ElectraModel]
 

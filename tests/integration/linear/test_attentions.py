@@ -1,12 +1,12 @@
 """output_attentions is answered with what the layer really applied, never with an empty tuple."""
 
 import pytest
-import tiny
 import torch
 from transformers import AutoModel, BertModel, DistilBertModel, ElectraModel, RobertaModel, XLMRobertaModel
 
 from hf_attn_ext import integration as hax
 from hf_attn_ext.attention import attention_weights
+from tests.integration import tiny
 
 BASES = [BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, ElectraModel]
 

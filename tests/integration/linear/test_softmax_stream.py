@@ -1,13 +1,13 @@
 """The softmax stream, and data-aware initialisation from it."""
 
 import pytest
-import tiny
 import torch
 from transformers import BertModel, DistilBertModel, ElectraModel, RobertaModel, XLMRobertaModel
 
 from hf_attn_ext import integration as hax
 from hf_attn_ext.attention import linear_attention
 from hf_attn_ext.errors import AttnExtError
+from tests.integration import tiny
 
 
 @pytest.mark.parametrize("cls", [BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, ElectraModel])

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import tiny
 import torch
 from accelerate import Accelerator
 from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, get_peft_model
@@ -23,6 +22,7 @@ from transformers import (
 
 from hf_attn_ext import integration as hax
 from hf_attn_ext.errors import AttnExtError
+from tests.integration import tiny
 
 CLASSIFIERS = [
     BertForSequenceClassification,

@@ -3,7 +3,6 @@
 import warnings
 
 import pytest
-import tiny
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, BertModel, GPT2LMHeadModel, LlamaForCausalLM
 
@@ -13,6 +12,7 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, information_flow, masks
 from hf_attn_ext.integration.linear import attention_function as registry
 from hf_attn_ext.integration.masking.entries import FIELD
+from tests.integration import tiny
 
 CLASSES = [BertModel, GPT2LMHeadModel, LlamaForCausalLM]
 

@@ -5,12 +5,12 @@ import pickle
 import warnings
 
 import pytest
-import tiny
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, DistilBertModel, RobertaForMaskedLM, RobertaModel
 
 from hf_attn_ext import integration as hax
 from hf_attn_ext.errors import AttnExtError
+from tests.integration import tiny
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from transformers import (
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, masks
-
-from . import tiny
-from .masked_models import BACKENDS, DECODERS, ENCODERS, first
+from tests.integration import tiny
+from tests.integration.masked_models import BACKENDS, DECODERS, ENCODERS, first
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ import copy
 import json
 
 import pytest
-import tiny
 import torch
 from transformers import BertModel, LlamaForCausalLM
 
@@ -14,6 +13,7 @@ from hf_attn_ext.hasse import MaskSpec, masks
 from hf_attn_ext.integration.masking.entries import FIELD
 from hf_attn_ext.integration.masking.recipe import Recipe
 from hf_attn_ext.integration.masking.settings import MaskSettings
+from tests.integration import tiny
 
 # As written by versions that kept a mask as JSON text.
 OLD = {

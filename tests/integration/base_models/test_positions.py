@@ -6,8 +6,7 @@ from transformers import AutoModel, BertModel, DistilBertModel, ElectraModel, GP
 
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
-
-from . import tiny
+from tests.integration import tiny
 
 MODELS = [BertModel, RobertaModel, DistilBertModel, ElectraModel, GPT2Model]
 

@@ -15,8 +15,7 @@ from transformers import (
 import hf_attn_ext as hax
 from hf_attn_ext.attention import attention_weights
 from hf_attn_ext.errors import AttnExtError
-
-from . import tiny
+from tests.integration import tiny
 
 FAMILIES = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "mistral")
 CHANGES = {"gpt2": {"scale_attn_by_inverse_layer_idx": True}}  # others: rotary positions, grouped heads

@@ -1,7 +1,6 @@
 """Padding is exact, and every mask that a linear kernel cannot honour is refused."""
 
 import pytest
-import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from transformers.models.bert.modeling_bert import BertCrossAttention
 from hf_attn_ext import integration as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.linear.attention_function import flexformer_attention, padding_mask
+from tests.integration import tiny
 
 BASES = [BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, ElectraModel]
 KERNELS = ["flexformer_s", "flexformer_n", "flexformer_p", "flexformer_sq", "hedgehog", "performer", "uniform"]

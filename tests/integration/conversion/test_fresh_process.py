@@ -7,25 +7,25 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from transformers import AlbertConfig, AlbertForMaskedLM, RobertaForMaskedLM
 
 from hf_attn_ext import integration as hax
 from hf_attn_ext.integration.base_models.families import auto_classes, head_classes
+from tests.integration import tiny
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 READER = """
 import json, sys
-sys.path.insert(0, sys.argv[1])
-import torch, transformers, tiny
+import torch, transformers
+from tests.integration import tiny
 from transformers.utils import logging
 logging.disable_progress_bar()
 import hf_attn_ext
 from hf_attn_ext.integration import register_model_type
 register_model_type("albert")  # a model outside the table
-for job in json.load(open(sys.argv[2])):
+for job in json.load(open(sys.argv[1])):
     auto = getattr(transformers.models.auto.modeling_auto, job["auto"])
     model, info = auto.from_pretrained(job["folder"], output_loading_info=True, **job["kwargs"])
     assert type(model).__name__ == job["cls"], (type(model).__name__, job["cls"])
@@ -37,7 +37,7 @@ for job in json.load(open(sys.argv[2])):
     state = torch.load(job["folder"] + "/state.pt")
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items()), job
-print("read", sys.argv[2])
+print("read", sys.argv[1])
 """
 
 
@@ -45,7 +45,7 @@ def read_elsewhere(tmp_path, jobs):
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     (tmp_path / "reader.py").write_text(READER)
     return subprocess.run(
-        [sys.executable, "reader.py", str(Path(__file__).parent), "jobs.json"],
+        [sys.executable, "reader.py", "jobs.json"],
         cwd=tmp_path,
         env={
             **os.environ,

@@ -3,7 +3,6 @@
 import warnings
 
 import pytest
-import tiny
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertForMaskedLM, GPT2LMHeadModel
 
@@ -11,6 +10,7 @@ import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.inference import block_generate, butterfly_score
 from hf_attn_ext.training import BlockTwoStreamCollator, ButterflyCollator
+from tests.integration import tiny
 
 WORDS = "does not use the mask in its configuration; call model.set_attn_implementation"
 

@@ -11,8 +11,7 @@ import hf_attn_ext as hax
 from hf_attn_ext.attention import make_feature_map
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.training.config import DistillConfig
-
-from . import tiny
+from tests.integration import tiny
 
 BEFORE = {"kernel": "flexformer_c", "num_features": 4, "layers": None, "seed": 0}
 

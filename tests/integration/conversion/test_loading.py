@@ -5,7 +5,6 @@ import os
 import shutil
 
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -20,6 +19,7 @@ from transformers import (
 
 from hf_attn_ext import integration as hax
 from hf_attn_ext.errors import AttnExtError
+from tests.integration import tiny
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A mask token for vocabularies without one: a mean row, once, saved with both."""
 
 import pytest
-import tiny
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -16,6 +15,7 @@ from transformers import (
 
 import hf_attn_ext as hax
 from hf_attn_ext.errors import AttnExtError
+from tests.integration import tiny
 
 
 def words(count, **special):

@@ -29,9 +29,8 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, masks
 from hf_attn_ext.integration.masking.entries import FIELD
 from hf_attn_ext.integration.masking.recipe import Recipe
-
-from . import tiny
-from .masked_models import BACKENDS, DECODERS, first
+from tests.integration import tiny
+from tests.integration.masked_models import BACKENDS, DECODERS, first
 
 
 @pytest.fixture(autouse=True)
@@ -302,7 +301,7 @@ def test_another_process_finds_the_mask(tmp_path):
         [sys.executable, "-c", READER, str(tiny_folder)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "HF_HUB_OFFLINE": "1"},
     )
     assert found.stdout.strip() == "('butterfly', {})", found.stderr
 

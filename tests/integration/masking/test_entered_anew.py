@@ -3,7 +3,6 @@
 import warnings
 
 import pytest
-import tiny
 import torch
 from transformers import BertModel, LlamaForCausalLM
 
@@ -12,6 +11,7 @@ from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, masks
 from hf_attn_ext.hasse.registry import _MASKS
 from hf_attn_ext.integration.masking.recipe import Recipe
+from tests.integration import tiny
 
 FORMS = {
     "causal": lambda q, kv: kv <= q,

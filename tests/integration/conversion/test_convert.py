@@ -5,7 +5,6 @@ import pickle
 import warnings
 
 import pytest
-import tiny
 import torch
 from transformers import (
     AlbertConfig,
@@ -24,6 +23,7 @@ from hf_attn_ext import integration as hax
 from hf_attn_ext.attention import FeatureMap
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError
+from tests.integration import tiny
 
 
 @pytest.mark.parametrize(
