@@ -106,7 +106,7 @@ def attention_backward(
     *,
     cross_entropy: float = 1.0,
     output_error: Tensor | float = 1.0,
-    scale: float = 1.0,
+    scale: float | Tensor = 1.0,
     causal: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Add the gradient of ``scale * (cross_entropy * CE + sum_h output_error_h * |o - o*|^2)`` to the feature map's.

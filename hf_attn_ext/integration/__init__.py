@@ -1,4 +1,8 @@
-"""Integration floor, the only one that knows transformers' internals. Importing it registers everything, once."""
+"""Linear attention and masks in Transformers' models; no other folder uses Transformers' internals.
+
+Importing it registers the attention functions, the mask functions and the model types ``attn_ext_<base>`` with
+Transformers, once.
+"""
 
 from .base_models.families import supported_model_types
 from .base_models.mask_token import add_mask_token

@@ -1,4 +1,5 @@
-"""Facts about Transformers' model classes: families, head layouts, projections, positions, causality.
+"""Facts about Transformers' model classes (families, heads, projections, positions, causality), each in one place.
 
-Each fact has one place here. Imports nothing else of ``integration``.
+A module belongs here if it knows models but neither kernels nor masks; it imports nothing else of ``integration`` but
+the names.
 """

@@ -1,4 +1,5 @@
-"""Convert, revert, fold, save and load models; their classes and model types; PEFT.
+"""Convert, revert, fold, save and load models; the classes of converted models and their registration; PEFT.
 
-Imports ``integration.linear`` and the rooms below it.
+A module belongs here if it changes a model's class or reads or writes its folder; it imports ``integration.linear`` and
+the rooms below it.
 """

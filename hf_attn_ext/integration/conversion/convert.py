@@ -125,8 +125,8 @@ def revert(model: PreTrainedModel) -> PreTrainedModel:
     check_bare(model)
     if getattr(model.config, FOLDED, False):
         raise AttnExtError(
-            f"{type(model).__name__} is folded: its query and key projections hold the affine maps, and softmax in "
-            "their place would be another model"
+            f"{type(model).__name__} is folded: its query and key projections hold the affine maps, so softmax would "
+            "be another model; load the folder that was saved before hf_attn_ext.fold"
         )
     config = copy.deepcopy(model.config)
     config.__class__ = type(config).__mro__[2]
@@ -158,7 +158,7 @@ def _check_model(model: Any) -> None:
     if is_converted(model):
         kernel = unwrap(model).config.attn_ext["kernel"]
         raise AttnExtError(
-            f"{name} is converted already (kernel {kernel!r}); call hf_attn_ext.revert(model) first to convert it anew"
+            f"{name} is converted already (kernel {kernel!r}); call hf_attn_ext.revert(model) before another conversion"
         )
     if not isinstance(model, PreTrainedModel):
         raise AttnExtError(f"convert needs a transformers model itself, not wrapped or adapted; got {name}")

@@ -63,7 +63,7 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     for parameter, value in plan:
         parameter.copy_(value)
     for layer in layers:
-        for submodule in layer.feature_map.affine_maps:
+        for submodule in layer.feature_map.affine_maps or ():
             setattr(layer.feature_map, submodule, None)
     settings = model.config.attn_ext
     options = {**settings["kernel_options"], **layers[0].feature_map.folded_options}

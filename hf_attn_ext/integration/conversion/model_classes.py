@@ -61,7 +61,8 @@ class AttnExtConfigMixin(_Config):
     @property
     def output_attentions(self) -> bool:
         """Whether the model returns attention weights."""
-        return self._output_attentions
+        value: Any = self._output_attentions
+        return value
 
     @output_attentions.setter
     def output_attentions(self, value: bool) -> None:
@@ -194,7 +195,7 @@ def restore_classes(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, AttnExtModelMixin):
             module.__class__ = type(module).stock_class
-            module._keep_in_fp32_modules_strict = set(module._keep_in_fp32_modules_strict) - {ATTRIBUTE}
+            module._keep_in_fp32_modules_strict = set(module._keep_in_fp32_modules_strict or ()) - {ATTRIBUTE}
             module.__dict__.pop(CACHES, None)
 
 

@@ -62,7 +62,8 @@ def feature_map_of(module: nn.Module) -> FeatureMap | None:
     copies = getattr(held, "modules_to_save", None)
     if isinstance(copies, nn.ModuleDict):
         active = [name for name in held.active_adapters if name in copies]
-        return copies[active[0]] if active and not held.disable_adapters else held.original_module
+        in_use: Any = copies[active[0]] if active and not held.disable_adapters else held.original_module
+        return in_use
     raise AttnExtError(f"{type(module).__name__}.{ATTRIBUTE} must be a FeatureMap, got {type(held).__name__}")
 
 

@@ -1,4 +1,5 @@
-"""The attention function ``"flexformer"``, its cache, and the softmax stream for calibration.
+"""The attention function ``"flexformer"``, its recurrent cache, and the softmax stream for calibration and transfer.
 
-Imports ``integration.masking`` and the rooms below it.
+A module belongs here if it computes or observes linear attention inside a model's forward pass; it imports
+``integration.masking`` and the rooms below it.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,8 @@ def run_softmax_stream(
     layers = converted_layers(model)
     last = layers[-1].name
     # A model of another type may use one attention module several times, as ALBERT does: it runs to the end.
-    known = stock_type(model.config.model_type) in supported_model_types()
+    config: Any = model.config
+    known = stock_type(config.model_type) in supported_model_types()
 
     def listen(call: AttentionCall) -> None:
         on_layer(call)

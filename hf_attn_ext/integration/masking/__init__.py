@@ -1,4 +1,5 @@
-"""``set_mask``: the settings of a model's masks, the masks of one call, and one builder per backend.
+"""``set_mask``: the masks in a model's configuration, the masks of one forward pass, and softmax attention under them.
 
-Imports ``integration.base_models``, ``integration.kernel_modules`` and :mod:`hf_attn_ext.hasse`.
+A module belongs here if it turns a mask of :mod:`hf_attn_ext.hasse` into what an attention backend or a text needs; it
+imports ``integration.base_models`` and ``integration.kernel_modules``.
 """

@@ -250,8 +250,10 @@ class Recipe:
 
     @kept_by_name(maxsize=32)
     def _made(self, n: int | None = None) -> MaskSpec:
-        if self.name is None:
+        if self.spec is not None:
             return self.spec
+        if self.name is None:
+            raise ValueError("a recipe needs a name or a spec")
         options = dict(self.options)
         if n is not None:
             options["n"] = n

@@ -95,7 +95,7 @@ def set_mask(
     if maps_on_first_use(base):
         raise AttnExtError(
             f"{type(base).__name__} has attn_implementation={IMPLEMENTATION!r} without being converted; call "
-            "hf_attn_ext.convert(model) first (it keeps the maps), then set_mask"
+            "hf_attn_ext.convert(model) first (it keeps the feature maps), then set_mask"
         )
     if spec_or_name is None and per_layer is None and per_head is None and not options:
         _remove(base)
