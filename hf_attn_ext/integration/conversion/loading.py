@@ -95,10 +95,10 @@ def verify_files(
         file = _find(name_or_path, name, download)
         if file is None:
             raise AttnExtError(f"{name_or_path}: the weight file {name!r}, named in {MANIFEST}, is missing")
-        found = os.path.getsize(file)
-        if found != size:
-            kind = "truncated" if found < size else "altered"
-            raise AttnExtError(f"{file} is {kind}: {found} bytes, but {size} were saved; copy it again")
+        present = os.path.getsize(file)
+        if present != size:
+            kind = "truncated" if present < size else "altered"
+            raise AttnExtError(f"{file} is {kind}: {present} bytes, but {size} were saved; copy it again")
         if sha256(file) != digest:
             raise AttnExtError(
                 f"{file} is not the file that was saved (its sha256 differs from {MANIFEST}); copy it again, or, if "
