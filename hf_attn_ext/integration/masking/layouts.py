@@ -128,7 +128,8 @@ def _embedding_layer(model: nn.Module) -> nn.Module:
     find = getattr(model, "get_input_embeddings", None)
     if find is None:
         raise AttnExtError(f"{type(model).__name__} has no input embeddings; pass the transformers model itself")
-    return find()
+    layer: nn.Module = find()
+    return layer
 
 
 def check_inputs(kwargs: Mapping[str, Any]) -> None:
