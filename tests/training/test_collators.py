@@ -300,7 +300,7 @@ def two_streams(model):
         (lambda m: ButterflyCollator(Tokens)([{"input_ids": [5, 6], "attention_mask": [1]}]), "has 2 input_ids, but 1"),
         (lambda m: ButterflyCollator(Tokens)([{"input_ids": [5], "attention_mask": [[1], [1]]}]), "attention_mask of"),
         (lambda m: ButterflyCollator(None), "tokenizer must be one of transformers, got None"),
-        (lambda m: ButterflyCollator(Tokens, "bert"), "transformers model's, got str"),
+        (lambda m: ButterflyCollator(Tokens, "bert"), "model must be a Transformers model, got str"),
         (lambda m: ButterflyCollator(Tokens, unlabelled=5), "unlabelled must be a list, got 5"),
         (lambda m: ButterflyCollator(Tokens, unlabelled=["a"]), "unlabelled must be ids"),
     ],
