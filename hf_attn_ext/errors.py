@@ -33,11 +33,11 @@ def suggest(name: object, options: Iterable[str]) -> str:
 
 
 def short(value: object) -> str:
-    """Return ``repr(value)`` in one line of at most 80 characters.
+    r"""Return ``repr(value)`` in one line of at most 80 characters.
 
     Example:
-        >>> short("a\\nb"), len(short(list(range(100))))
-        ("'a\\\\nb'", 80)
+        >>> short("a\nb"), len(short(list(range(100))))
+        ("'a\\nb'", 80)
     """
     try:
         text = " ".join(repr(value).split())
@@ -47,10 +47,10 @@ def short(value: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message that is not blank, or the name of its class.
+    r"""Return the first line of an exception's message that is not blank, or the name of its class.
 
     Example:
-        >>> first_line(ValueError("\\nno such file\\nmore")), first_line(KeyError())
+        >>> first_line(ValueError("\nno such file\nmore")), first_line(KeyError())
         ('no such file', 'KeyError')
     """
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

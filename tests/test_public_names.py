@@ -31,7 +31,8 @@ def test_every_public_name_is_there():
         "import hf_attn_ext as hax",
         "import hf_attn_ext.distill\nimport hf_attn_ext as hax",
         "import hf_attn_ext as hax\nimport hf_attn_ext.distill",
-        "import hf_attn_ext.training, hf_attn_ext as hax\nfrom hf_attn_ext import distill as d\nassert d is hax.distill",
+        "import hf_attn_ext.training\nimport hf_attn_ext as hax\n"
+        "from hf_attn_ext import distill\nassert distill is hax.distill",
     ],
 )
 def test_distill_is_a_module_that_can_be_called(imports):

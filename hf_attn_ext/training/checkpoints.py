@@ -43,9 +43,11 @@ class LoopState:
 class Stateful(Protocol):
     """What has weights and an optimizer to save: called on every process."""
 
-    def save_state(self, folder: Path) -> None: ...
+    def save_state(self, folder: Path) -> None:
+        """Write weights and optimizer to ``folder``."""
 
-    def load_state(self, folder: Path) -> None: ...
+    def load_state(self, folder: Path) -> None:
+        """Restore what :meth:`save_state` wrote."""
 
 
 class CheckpointStore:
@@ -69,6 +71,7 @@ class CheckpointStore:
         return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*"))
 
     def path(self, step: int) -> Path:
+        """Return the folder of the checkpoint of ``step``."""
         return self.folder / f"step-{step:08d}"
 
     def save(self, state: LoopState, stage: Stateful) -> None:

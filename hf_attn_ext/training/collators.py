@@ -213,6 +213,7 @@ class BlockTwoStreamCollator(MaskCollator):
             )
 
     def spec(self, tokens: int) -> MaskSpec:
+        """Return the mask of a text of ``tokens`` tokens."""
         return block_two_stream(tokens, **self.options)
 
     def _laid_out(self, ids: Tensor, real: Tensor) -> dict[str, Tensor]:
@@ -272,6 +273,7 @@ class ButterflyCollator(MaskCollator):
         self.spec(2)
 
     def spec(self, tokens: int) -> MaskSpec:
+        """Return the mask of a text of ``tokens`` tokens."""
         return butterfly(tokens, **self.options)
 
 

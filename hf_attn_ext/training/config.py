@@ -345,18 +345,7 @@ _LIMITS = {  # dotted field, where * is any section: (smallest, largest)
 def check_values(config: DistillConfig) -> None:
     """Raise :class:`AttnExtError` for a value outside its range, naming the dotted field."""
     for section in dataclasses.fields(config):
-        value = getattr(config, section.name)
-        kinds = {section.name, *({"train"} if isinstance(value, TrainConfig) else ())}
-        kinds |= {"data"} if isinstance(value, DataConfig) else set()
-        for kind in kinds:
-            for limit, (low, high) in _LIMITS.items():
-                where, field = limit.split(".")
-                number = getattr(value, field, None) if where == kind else None
-                if number == math.inf:
-                    raise AttnExtError(f"field '{section.name}.{field}' must be finite, got {number!r}")
-                if number is not None and not (number >= low and (high is None or number <= high)):
-                    span = f"at least {low}" if high is None else f"between {low} and {high}"
-                    raise AttnExtError(f"field '{section.name}.{field}' must be {span}, got {number!r}")
+        _check_limits(section.name, getattr(config, section.name))
     if not config.stage1.cross_entropy and not config.stage1.output_error and config.stage1.steps != 0:
         raise AttnExtError("fields 'stage1.cross_entropy' and 'stage1.output_error' are both 0: nothing to learn")
     for name in config.measure:
@@ -368,3 +357,16 @@ def check_values(config: DistillConfig) -> None:
         raise AttnExtError(f"field 'processes' must be at least 1, got {config.processes!r}")
     if isinstance(config.seed, bool) or not 0 <= config.seed < 2**31:
         raise AttnExtError(f"field 'seed' must be between 0 and 2**31 - 1, got {config.seed!r}")
+
+
+def _check_limits(name: str, section: object) -> None:
+    kinds = {name, *({"train"} if isinstance(section, TrainConfig) else ())}
+    kinds |= {"data"} if isinstance(section, DataConfig) else set()
+    for limit, (low, high) in _LIMITS.items():
+        kind, field = limit.split(".")
+        number = getattr(section, field, None) if kind in kinds else None
+        if number == math.inf:
+            raise AttnExtError(f"field '{name}.{field}' must be finite, got {number!r}")
+        if number is not None and not (number >= low and (high is None or number <= high)):
+            span = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise AttnExtError(f"field '{name}.{field}' must be {span}, got {number!r}")

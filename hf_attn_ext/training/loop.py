@@ -47,9 +47,11 @@ class Stage(Protocol):
     def score(self, metrics: dict[str, float]) -> float:
         """Return the number that the best checkpoint has the highest of."""
 
-    def save_state(self, folder: Path) -> None: ...
+    def save_state(self, folder: Path) -> None:
+        """Write weights and optimizer to ``folder``."""
 
-    def load_state(self, folder: Path) -> None: ...
+    def load_state(self, folder: Path) -> None:
+        """Restore what :meth:`save_state` wrote."""
 
 
 def number_of_steps(config: TrainConfig, examples: int, processes: int) -> int:

@@ -77,13 +77,16 @@ class RunFolder:
 
     @property
     def results(self) -> Path:
+        """The file of all results."""
         return self.root / "results.json"
 
     @property
     def journal(self) -> Path:
+        """The file with one record per logged step."""
         return self.root / "metrics.jsonl"
 
     def checkpoints(self, stage: str) -> Path:
+        """Return the folder of a stage's checkpoints."""
         return self.root / "checkpoints" / stage
 
     def weights(self, phase: str) -> Path:
@@ -112,6 +115,7 @@ class RunFolder:
         self.accelerator.wait_for_everyone()
 
     def logits(self, name: str) -> np.ndarray | None:
+        """Return the logits that :meth:`save_logits` wrote, or None."""
         path = self.root / "logits" / f"{name}.npy"
         return np.load(path) if path.is_file() else None
 

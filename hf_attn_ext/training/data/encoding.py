@@ -162,6 +162,7 @@ class Collator:
         self.left = tokenizer.padding_side == "left" and task != LANGUAGE
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return the padded batch of ``items``."""
         width = max(len(item["input_ids"]) for item in items)
         ids = torch.full((len(items), width), self.pad_id, dtype=torch.int64)
         mask = torch.zeros_like(ids)

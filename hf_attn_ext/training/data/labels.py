@@ -15,16 +15,21 @@ LANGUAGE = "language_modeling"
 
 @dataclasses.dataclass
 class Labels:
-    """``task`` is ``"classification"``, ``"regression"`` or ``"language_modeling"``; ``names`` the class names in order
-    (empty for the other tasks).
+    """The task and its classes.
+
+    Attributes:
+        task: ``"classification"``, ``"regression"`` or ``"language_modeling"``.
+        names: the class names in order; empty for the other tasks.
+        generic: the names are the numbers found in the data, because nobody named the classes.
     """
 
     task: Literal["classification", "regression", "language_modeling"]
     names: list[str]
-    generic: bool = False  # the names are only the numbers found in the data: nobody named the classes
+    generic: bool = False
 
     @property
     def num_outputs(self) -> int:
+        """The number of outputs of the model's head."""
         return len(self.names) if self.task == "classification" else 1
 
 
@@ -74,6 +79,32 @@ def _numbers(values: list[Any], where: str) -> np.ndarray:
 def _classes(
     columns: dict[str, list[Any]], feature_names: list[str] | None, config_names: list[str] | None, where: str
 ) -> tuple[Labels, dict[str, np.ndarray]]:
+    """Return the classes and the class numbers of every split."""
+    textual = _check_kinds(columns, where)
+    given = config_names or feature_names
+    if textual:
+        names = list(given or sorted(set(columns["train"])))
+        index: dict[Any, int] = {name: i for i, name in enumerate(names)}
+    else:
+        names = list(given) if given else []
+        numbered = _numbered_classes(columns["train"], named=bool(given), where=where)
+        names = names or numbered
+        index = {i: i for i in range(len(names))}
+    if len(set(names)) < len(names):
+        raise AttnExtError(f"field '{where}.labels' names a class twice: {', '.join(names)}")
+    arrays = {
+        split: _indices(values if textual else list(map(int, values)), index, names, f"{where}.{split}")
+        for split, values in columns.items()
+    }
+    if len(names) < 2:
+        raise AttnExtError(
+            f"field '{where}.train': all labels are {names[0]!r}: a classification task needs two classes"
+        )
+    return Labels("classification", names, generic=not (textual or given)), arrays
+
+
+def _check_kinds(columns: dict[str, list[Any]], where: str) -> bool:
+    """Check that all labels are texts (returns True) or all are whole numbers (False)."""
     for split, values in columns.items():
         for row, value in enumerate(values):
             if isinstance(value, float) and not value.is_integer():
@@ -91,48 +122,36 @@ def _classes(
                 f"field '{where}.{split}': labels are of mixed kinds, text and numbers; train has "
                 f"{columns['train'][0]!r}, {split} has {_odd_one(columns[split], textual)!r}"
             )
+    return textual
 
-    if textual:
-        names = list(config_names or feature_names or sorted(set(columns["train"])))
-        index = {name: i for i, name in enumerate(names)}
-        generic = False
-    else:
-        found = sorted({int(value) for value in columns["train"]})
-        generic = not (config_names or feature_names)
-        names = list(config_names or feature_names or [str(value) for value in range(found[-1] + 1)])
-        if found[0] < 0:
-            raise AttnExtError(
-                f"field '{where}.train': label {found[0]} (hidden labels are written -1: use a labelled split)"
-            )
-        if generic and len(found) < len(names):
-            missing = next(value for value in range(len(names)) if value not in found)
-            raise AttnExtError(
-                f"field '{where}.train': classes must be numbered from 0 without gaps, but {missing} never occurs; "
-                f"found {', '.join(map(str, found[:10]))} (or name them all in {where}.labels)"
-            )
-        index = {i: i for i in range(len(names))}
-    if len(set(names)) < len(names):
-        raise AttnExtError(f"field '{where}.labels' names a class twice: {', '.join(names)}")
 
-    arrays = {}
-    for split, values in columns.items():
-        out = np.empty(len(values), dtype=np.int64)
-        for row, value in enumerate(values):
-            key = value if textual else int(value)
-            if key not in index:
-                hidden = " (hidden labels are written -1: use a labelled split)" if key == -1 else ""
-                options = ", ".join(repr(name) for name in names[:10])
-                near = suggest(key, names) if textual else ""
-                raise AttnExtError(
-                    f"field '{where}.{split}': label {key!r} in example {row + 1} is not among {options}{hidden}.{near}"
-                )
-            out[row] = index[key]
-        arrays[split] = out
-    if len(names) < 2:
+def _numbered_classes(values: list[Any], named: bool, where: str) -> list[str]:
+    """Return the numbers 0, 1, ... as class names, after checking the labels of ``train``."""
+    numbers = sorted({int(value) for value in values})
+    if numbers[0] < 0:
         raise AttnExtError(
-            f"field '{where}.train': all labels are {names[0]!r}: a classification task needs two classes"
+            f"field '{where}.train': label {numbers[0]} (hidden labels are written -1: use a labelled split)"
         )
-    return Labels("classification", names, generic), arrays
+    if not named and len(numbers) <= numbers[-1]:
+        missing = next(value for value in range(numbers[-1]) if value not in numbers)
+        raise AttnExtError(
+            f"field '{where}.train': classes must be numbered from 0 without gaps, but {missing} never occurs; "
+            f"found {', '.join(map(str, numbers[:10]))} (or name them all in {where}.labels)"
+        )
+    return [str(value) for value in range(numbers[-1] + 1)]
+
+
+def _indices(values: list[Any], index: dict[Any, int], names: list[str], where: str) -> np.ndarray:
+    """Return the class number of every label, int64 (n,)."""
+    for row, value in enumerate(values):
+        if value not in index:
+            hidden = " (hidden labels are written -1: use a labelled split)" if value == -1 else ""
+            options = ", ".join(repr(name) for name in names[:10])
+            near = suggest(value, names) if isinstance(value, str) else ""
+            raise AttnExtError(
+                f"field '{where}': label {value!r} in example {row + 1} is not among {options}{hidden}.{near}"
+            )
+    return np.array([index[value] for value in values], dtype=np.int64)
 
 
 def _odd_one(values: list[Any], textual: bool) -> Any:

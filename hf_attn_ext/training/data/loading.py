@@ -161,6 +161,31 @@ def _load_table(config: DataConfig, path: str | None, subset: str | None, names:
     if not local:
         return _load_from_hub(datasets, config, path, subset, names, where)
     files = [Path(path) / name if path else Path(name) for name in names]
+    kind = _format_of(files, where)
+    options: dict[str, Any] = {}
+    if kind == "csv":
+        # only an empty cell is missing: pandas would read the words "None" or "NA" of a text as missing too
+        options = {"keep_default_na": False, "na_values": [""]}
+        if files[0].suffix.lower() == ".tsv":
+            options["sep"] = "\t"
+    unit = config.text_unit or ("file" if config.task == LANGUAGE else "line")
+    if kind == "text" and unit == "file":
+        options = {"sample_by": "document"}
+    with _Quiet(datasets):
+        try:
+            return datasets.load_dataset(
+                kind, data_files={"data": [str(file) for file in files]}, split="data", **options
+            )
+        except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
+            cause = error.__cause__ or error
+            if "corresponds to no data" in str(cause):
+                raise AttnExtError(f"field '{where}': {', '.join(map(str, files))}: there are no examples") from error
+            line = str(cause).strip().splitlines()[-1] if str(cause).strip() else type(cause).__name__
+            raise AttnExtError(f"field '{where}': cannot read {', '.join(map(str, files))}: {line}") from error
+
+
+def _format_of(files: list[Path], where: str) -> str:
+    """Return the format of existing files, all of the same."""
     for file in files:
         if not file.is_file():
             extra = " (hub data sets go into data.path)" if not file.suffix else ""
@@ -170,26 +195,7 @@ def _load_table(config: DataConfig, path: str | None, subset: str | None, names:
     formats = {FILE_FORMATS[file.suffix.lower()] for file in files}
     if len(formats) > 1:
         raise AttnExtError(f"field '{where}' mixes file formats: {', '.join(map(str, files))}")
-    options: dict[str, Any] = {}
-    if formats == {"csv"}:
-        # only an empty cell is missing: pandas would read the words "None" or "NA" of a text as missing too
-        options = {"keep_default_na": False, "na_values": [""]}
-        if files[0].suffix.lower() == ".tsv":
-            options["sep"] = "\t"
-    unit = config.text_unit or ("file" if config.task == LANGUAGE else "line")
-    if formats == {"text"} and unit == "file":
-        options = {"sample_by": "document"}
-    with _Quiet(datasets):
-        try:
-            return datasets.load_dataset(
-                formats.pop(), data_files={"data": [str(file) for file in files]}, split="data", **options
-            )
-        except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
-            cause = error.__cause__ or error
-            if "corresponds to no data" in str(cause):
-                raise AttnExtError(f"field '{where}': {', '.join(map(str, files))}: there are no examples") from error
-            line = str(cause).strip().splitlines()[-1] if str(cause).strip() else type(cause).__name__
-            raise AttnExtError(f"field '{where}': cannot read {', '.join(map(str, files))}: {line}") from error
+    return formats.pop()
 
 
 def _load_from_hub(datasets, config: DataConfig, path: str, subset: str | None, names: list[str], where: str):

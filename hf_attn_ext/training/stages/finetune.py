@@ -187,11 +187,13 @@ class TaskStage:
         return list(groups.values())
 
     def units(self, batch: Batch) -> int:
+        """Return how many queries, examples or predicted tokens the losses of a batch are summed over."""
         if self.task == LANGUAGE:
             return int(predicted_tokens(batch["attention_mask"]).sum())
         return len(batch["labels"])
 
     def backward(self, batch: Batch, scale: float, step: int) -> dict[str, Tensor]:
+        """Add the gradient of ``scale`` times the summed loss; return the sums of the losses by name."""
         accelerator = self.accelerator
         with accelerator.accumulate(self.model):
             logits = self.model(**model_inputs(batch, causal=self.task == LANGUAGE)).logits
@@ -223,18 +225,22 @@ class TaskStage:
         return distillation_loss(logits[places], teacher[places], self.task, self.temperature)
 
     def finish_gradients(self, max_norm: float) -> None:
+        """Complete the gradients of a step: sum over processes where needed, then clip."""
         if max_norm > 0:
             self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
 
     def evaluate(self) -> dict[str, float]:
+        """Return the metrics on held-out data, ``"loss"`` among them."""
         size = max(self.config.batch_size, 32)
         return evaluate_task(self.model, self.held_out, self.collate, self.task, self.accelerator, size)
 
     def score(self, metrics: dict[str, float]) -> float:
+        """Return the number by which the best checkpoint is chosen; higher is better."""
         value = metrics[self.metric]
         return -value if self.metric in task_metrics.LOWER_IS_BETTER else value
 
     def save_state(self, folder: Path) -> None:
+        """Write weights and optimizer to ``folder``."""
         # of every tied head it says that one of the two names is left out, as it must be
         log = logging.getLogger("accelerate.utils.other")
         level = log.level
@@ -245,6 +251,7 @@ class TaskStage:
             log.setLevel(level)
 
     def load_state(self, folder: Path) -> None:
+        """Restore what :meth:`save_state` wrote."""
         self.accelerator.load_state(str(folder))
 
     def release(self) -> tuple[nn.Module, dict[str, Tensor]]:

@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+)
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.families import attention_modules, is_causal
@@ -121,6 +127,13 @@ def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teache
         tied = bool(architectures) and bool(getattr(host, "tie_word_embeddings", False))
         return Teacher(config, host, tied or any(is_language_model(entry) for entry in architectures), LANGUAGE)
     head_trained = any("ForSequenceClassification" in entry for entry in architectures)
+    _align_classes(host, data, head_trained)
+    return Teacher(config, host, head_trained, labels.task)
+
+
+def _align_classes(host: PreTrainedConfig, data: TaskData, head_trained: bool) -> None:
+    """Renumber the data's labels to a trained head's classes, or give a new head the data's classes."""
+    labels = data.labels
     if head_trained:
         order = match_teacher(labels, {int(i): str(label) for i, label in host.id2label.items()})
         if order != list(range(len(order))):
@@ -133,7 +146,6 @@ def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teache
         if names:
             host.id2label = dict(enumerate(names))
             host.label2id = {label: i for i, label in enumerate(names)}
-    return Teacher(config, host, head_trained, labels.task)
 
 
 def is_language_model(class_name: str) -> bool:

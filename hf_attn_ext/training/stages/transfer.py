@@ -170,12 +170,14 @@ class TransferStage:
         )
 
     def units(self, batch: Batch) -> int:
+        """Return how many queries, examples or predicted tokens the losses of a batch are summed over."""
         real = batch["attention_mask"].sum(1)
         if self.config.queries_per_sequence is not None:
             real = real.clamp_max(self.config.queries_per_sequence)
         return int(real.sum())
 
     def backward(self, batch: Batch, scale: float, step: int) -> dict[str, Tensor]:
+        """Add the gradient of ``scale`` times the summed loss; return the sums of the losses by name."""
         config = self.config
         index, mask = self._queries(batch, step)
         full = bool(batch["attention_mask"].all())  # packed sequences need none of the masking
@@ -215,6 +217,7 @@ class TransferStage:
         return positions.to(device), mask.to(device)
 
     def finish_gradients(self, max_norm: float) -> None:
+        """Complete the gradients of a step: sum over processes where needed, then clip."""
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -228,20 +231,24 @@ class TransferStage:
             nn.utils.clip_grad_norm_(self.parameters, max_norm)
 
     def evaluate(self) -> dict[str, float]:
+        """Return the metrics on held-out data, ``"loss"`` among them."""
         measured = evaluate_transfer(self.model, self.held_out(), self.accelerator)
         config = self.config
         loss = config.cross_entropy * measured["kl"] + config.output_error * measured["output_error"]
         return {"loss": loss, "output_error": measured["output_error"], "kl": measured["kl"]}
 
     def score(self, metrics: dict[str, float]) -> float:
+        """Return the number by which the best checkpoint is chosen; higher is better."""
         return -metrics["loss"]
 
     def save_state(self, folder: Path) -> None:
+        """Write weights and optimizer to ``folder``."""
         if self.accelerator.is_main_process:
             state = {"maps": self.maps.state_dict(), "optimizer": self.optimizer.state_dict()}
             torch.save(state, folder / "maps.pt")
 
     def load_state(self, folder: Path) -> None:
+        """Restore what :meth:`save_state` wrote."""
         state = torch.load(folder / "maps.pt", weights_only=True, map_location=self.accelerator.device)
         self.maps.load_state_dict(state["maps"])
         self.optimizer.load_state_dict(state["optimizer"])
