@@ -122,8 +122,8 @@ def sotu_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def start_sotu(folder: Path, texts: Path, seed: int) -> Path:
     """Make the untrained GPT and its vocabulary, where they are not made yet; return their folder."""
+    from benchmarks.studies.common.vocabulary import train_tokenizer
     from benchmarks.studies.train_sotu_gpt.__main__ import build_parser
-    from benchmarks.studies.train_sotu_gpt.corpus import train_tokenizer
     from benchmarks.studies.train_sotu_gpt.models import stock_model
     from hf_attn_ext._util.files import new_folder
 

@@ -10,8 +10,10 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_attn_ext.errors import AttnExtError
 
-class AssetError(RuntimeError):
+
+class AssetError(AttnExtError):
     """An asset cannot be had; the message is one line that says why and what to do."""
 
 

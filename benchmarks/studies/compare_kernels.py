@@ -20,16 +20,20 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from transformers import AutoTokenizer
 
-from benchmarks.assets import AssetError, ensure
-from hf_attn_ext._util.files import atomic_write, write_text
-from hf_attn_ext.errors import AttnExtError, suggest
+from benchmarks.assets import ensure
+from benchmarks.studies.common.options import known_names, make_parser, numbers_of, report_errors, say, seeds_of
+from benchmarks.studies.common.results import BLUE, GREEN, GREY, OURS, RED, markdown, new_figure, shown, write_results
+from benchmarks.studies.common.texts import read_reviews
+from hf_attn_ext._util.files import atomic_write
+from hf_attn_ext.training import DistillConfig, distill
 
 # name: (num_features for 128 features, or 136; learning rates of stage 1 to choose from)
 GRID = (1e-2, 2e-2, 4e-2, 8e-2)
@@ -55,16 +59,12 @@ QUERIES = 32  # of each sequence enter the loss of stage 1, drawn anew each time
 
 def write_pages(folder: Path, length: int, budget: dict[str, int]) -> None:
     """Write ``train.csv``, ``validation.csv`` and ``test.csv`` of pages with about ``length`` tokens to ``folder``."""
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(ensure("minilm"))
-    source = ensure("reviews")
     for split, size in (("train", budget["pages"]), ("validation", 200), ("test", budget["test"])):
         target = folder / f"{split}.csv"
         if target.is_file():
             continue
-        with open(source / f"{split}.csv", newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_reviews(split)
         lengths = [len(ids) for ids in tokenizer([row["text"] for row in rows], add_special_tokens=False)["input_ids"]]
         films: dict[str, list[int]] = {}
         for index, row in enumerate(rows):
@@ -101,8 +101,6 @@ class Comparison:
         write_pages(self.pages, length, self.budget)
 
     def run(self, name: str, kernel: str, seed: int, **settings: Any) -> dict[str, Any]:
-        from hf_attn_ext.training import DistillConfig, distill
-
         num_features = KERNELS[kernel][0] if kernel in KERNELS else 1
         config = {
             "model": {"name": str(self.folder / "teacher" / "teacher")},
@@ -222,24 +220,18 @@ COLUMNS = ("output error", "root", "KL", "stage 1", "stage 2")
 
 def lines(length: int, report: dict[str, Any]) -> list[str]:
     """The table of one length as Markdown."""
-
-    def cell(values: list[float]) -> str:
-        spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
-        return f"{np.mean(values):.3f}{spread}"
-
     base = report["baselines"]
+    head = ["kernel", "features", "lr", "output error", "without the square", "KL (nats)"]
+    rows = []
+    for kernel, row in report["kernels"].items():
+        cells = [shown([run[column] for run in row["runs"]]) for column in COLUMNS]
+        rows.append([kernel, str(row["feature_dim"]), f"{row['lr']:g}" if row["lr"] else "-", *cells])
     out = [
         f"{length} tokens; Pearson of the teacher {base['teacher']:.3f} ± {base['teacher_error']:.3f}, of the control "
         f"without attention {base['control']:.3f} ± {base['control_error']:.3f} (standard errors over test pages)",
         "",
-        "| kernel | features | lr | output error | without the square | KL (nats) "
-        "| Pearson, stage 1 | Pearson, stage 2 |",
-        "|---|---|---|---|---|---|---|---|",
+        *markdown([*head, "Pearson, stage 1", "Pearson, stage 2"], rows),
     ]
-    for kernel, row in report["kernels"].items():
-        cells = [cell([run[column] for run in row["runs"]]) for column in COLUMNS]
-        lr = f"{row['lr']:g}" if row["lr"] else "-"
-        out.append(f"| {kernel} | {row['feature_dim']} | {lr} | {' | '.join(cells)} |")
     kernels = report["kernels"]
     if "hedgehog" in kernels and len(kernels) > 1:
         mean = {name: {c: np.mean([run[c] for run in row["runs"]]) for c in COLUMNS} for name, row in kernels.items()}
@@ -250,16 +242,10 @@ def lines(length: int, report: dict[str, Any]) -> list[str]:
     return out
 
 
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Bars of output error and KL, a panel each, for each length."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        len(report), 3, figsize=(13, 0.6 + 2.9 * len(report)), squeeze=False, layout="constrained"
-    )
+def draw(report: dict[str, Any]) -> Figure:
+    """Return bars of output error, KL and score, a panel each, for each length."""
+    figure = new_figure(13, 0.6 + 2.9 * len(report))
+    axes = figure.subplots(len(report), 3, squeeze=False)
     for row, (length, part) in zip(axes, report.items(), strict=True):
         names = list(part["kernels"])
         places = np.arange(len(names))
@@ -272,25 +258,22 @@ def draw(report: dict[str, Any], path: Path) -> None:
             values = [[run[column] for run in part["kernels"][name]["runs"]] for name in names]
             means = [np.mean(v) for v in values]
             spread = [np.std(v, ddof=1) if len(v) > 1 else 0 for v in values]
-            axis.barh(
-                places, means, xerr=spread, color=["#2a7f62" if n.startswith("flex") else "#8a8f98" for n in names]
-            )
+            axis.barh(places, means, xerr=spread, color=[GREEN if name.startswith(OURS) else GREY for name in names])
             axis.set_yticks(places, names)
             axis.invert_yaxis()
             axis.set_title(f"{length} tokens: {title}", fontsize=10)
             if column == "stage 2":
                 base = part["baselines"]
-                axis.axvline(base["teacher"], color="#1f4fa3", linestyle="--", label="teacher")
-                axis.axvline(base["control"], color="#b23b3b", linestyle=":", label="control")
+                axis.axvline(base["teacher"], color=BLUE, linestyle="--", label="teacher")
+                axis.axvline(base["control"], color=RED, linestyle=":", label="control")
                 axis.set_xlim(left=min(0, *means))
                 axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2, frameon=False)
-    with atomic_write(path) as beside:
-        figure.savefig(beside, format="png", dpi=130)
-    plt.close(figure)
+    return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+@report_errors
+def main(arguments: list[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--lengths", default="128,512", help="of 128 and 512, with commas")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--kernels", default=",".join(KERNELS))
@@ -298,50 +281,22 @@ def main() -> None:
     parser.add_argument("--precision", default="no", choices=("auto", "bf16", "no"), help="no: float32 throughout")
     parser.add_argument("--out", default="runs/compare")
     parser.add_argument("--progress", action="store_true", help="show each run's progress bars")
-    options = parser.parse_args()
-    try:
-        lengths = [_known(int(part), BUDGETS, "length") for part in options.lengths.split(",")]
-        seeds = [int(part) for part in options.seeds.split(",")]
-        kernels = [_known(part, KERNELS, "kernel") for part in options.kernels.split(",")]
-    except ValueError as error:
-        sys.exit(_fail(str(error)))
+    options = parser.parse_args(arguments)
+    lengths = known_names(numbers_of(options.lengths, "--lengths"), BUDGETS, "length")
+    seeds, kernels = seeds_of(options.seeds), known_names(options.kernels.split(","), KERNELS, "kernel")
     report: dict[str, Any] = {}
-    try:
-        tuner = Comparison(min(BUDGETS), options)
-        tuner.baselines()
-        for length in lengths:
-            comparison = tuner if length == tuner.length else Comparison(length, options, tuner)
-            print(f"[compare] {length} tokens: teacher and control", file=sys.stderr, flush=True)
-            part = report[str(length)] = {
-                "baselines": comparison.baselines(),
-                "kernels": {},
-                "budget": comparison.budget,
-            }
-            for kernel in kernels:
-                print(f"[compare] {length} tokens: {kernel}", file=sys.stderr, flush=True)
-                part["kernels"][kernel] = comparison.kernel(kernel, seeds)
-    except (AttnExtError, AssetError) as error:
-        sys.exit(_fail(str(error)))
-    out = Path(options.out)
-    text = "\n\n".join("\n".join(lines(int(length), part)) for length, part in report.items()) + "\n"
-    for name, content in (("comparison.json", json.dumps(report, indent=1)), ("comparison.md", text)):
-        write_text(out / name, content)
-    draw(report, out / "comparison.png")
-    print(text)
-    print(f"written: {out}/comparison.json, .md, .png")
-
-
-def _known(value: Any, options: Any, what: str) -> Any:
-    if value not in options:
-        names = [str(name) for name in options]
-        raise AttnExtError(f"unknown {what} {value!r}.{suggest(value, names)} Known: {', '.join(names)}")
-    return value
-
-
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+    tuner = Comparison(min(BUDGETS), options)
+    tuner.baselines()
+    for length in lengths:
+        comparison = tuner if length == tuner.length else Comparison(length, options, tuner)
+        say("compare", f"{length} tokens: teacher and control")
+        part = report[str(length)] = {"baselines": comparison.baselines(), "kernels": {}, "budget": comparison.budget}
+        for kernel in kernels:
+            say("compare", f"{length} tokens: {kernel}")
+            part["kernels"][kernel] = comparison.kernel(kernel, seeds)
+    tables = "\n\n".join("\n".join(lines(int(length), part)) for length, part in report.items())
+    write_results(Path(options.out), report, [tables], draw(report), "comparison")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,6 @@ by side; their minimal joint task; and whether it equals the mask's closed form.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -17,6 +16,8 @@ import torch
 
 import hf_attn_ext as hax
 from benchmarks import ROOT
+from benchmarks.studies.common.folders import picture_folder
+from benchmarks.studies.common.options import make_parser, report_errors
 from hf_attn_ext.hasse import MaskSpec, masks, minimal_joint_task
 from hf_attn_ext.hasse.drawing.draw import draw
 from hf_attn_ext.hasse.tasks.family import derive
@@ -40,24 +41,19 @@ def family_spec(spec: MaskSpec) -> MaskSpec:
     )
 
 
+@report_errors
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence", help="the pictures' folder")
     parser.add_argument("--tokens", type=int, default=5, help="tokens of the text, at least 2")
     options = parser.parse_args(arguments)
-    try:
-        if options.tokens < 2:
-            raise hax.AttnExtError(f"--tokens must be at least 2, got {options.tokens}")
-        if options.out.exists() and not options.out.is_dir():
-            raise hax.AttnExtError(f"--out {str(options.out)!r} is a file; name a folder")
-        return run(options.tokens, options.out)
-    except hax.AttnExtError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if options.tokens < 2:
+        raise hax.AttnExtError(f"--tokens must be at least 2, got {options.tokens}")
+    picture_folder(options.out)
+    return run(options.tokens, options.out)
 
 
 def run(tokens: int, out: Path) -> int:
-    out.mkdir(parents=True, exist_ok=True)
     cases = {
         "causal": masks.causal(tokens),
         "block-two-stream": masks.block_two_stream(tokens, 2),

@@ -17,7 +17,6 @@ The seed alone determines the questions.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import random
@@ -26,7 +25,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.assets import AssetError, ensure
+from benchmarks.studies.common.options import make_parser, report_errors
+from benchmarks.studies.common.texts import read_addresses
 from hf_attn_ext._util.files import write_text
 
 OUT = Path("runs/lm_eval")
@@ -72,22 +72,16 @@ def write(path: Path, records: list[dict[str, Any]]) -> None:
     print(f"{path}: {len(records)}")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+@report_errors
+def main(arguments: list[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--words", type=int, default=1000, help="of an address, for the perplexity")
     parser.add_argument("--questions", type=int, default=400, help="at most")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    try:
-        folder = ensure("sotu")
-    except AssetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    with open(folder / "test.jsonl", encoding="utf-8") as file:
-        addresses = [json.loads(line) for line in file]
+    addresses = read_addresses("test")
     write(OUT / "addresses.jsonl", [{**row, "text": beginning(row["text"], options.words)} for row in addresses])
     write(OUT / "continuations.jsonl", questions(addresses, options.questions, passage=60, words=10, seed=options.seed))
-    return 0
 
 
 if __name__ == "__main__":

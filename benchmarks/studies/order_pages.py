@@ -9,8 +9,6 @@ query whose reads are marked; and whether linear attention over the order equals
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-import hf_attn_ext as hax
 from benchmarks import ROOT
+from benchmarks.studies.common.folders import picture_folder
+from benchmarks.studies.common.options import make_parser, report_errors
+from benchmarks.studies.common.results import save_figure
 from hf_attn_ext.attention import linear_attention, make_feature_map, naive_attention
 from hf_attn_ext.hasse import MaskSpec, Poset, masks
 from hf_attn_ext.hasse.decomposition import ChainDecomposition, chain_decomposition
@@ -84,12 +84,7 @@ def picture(spec: MaskSpec, query: str, path: Path) -> None:
         (0.3, 0.75 + tall + 0.4, f"4  running sums along the chains; {query} reads the framed ones"),
     ):
         figure.text(at / width, 1 - y / height, text, fontsize=10, fontweight="bold", va="center", color=INK)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp.png")
-    try:
-        figure.savefig(beside, dpi=110, metadata={"Software": None})
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    save_figure(figure, path, dpi=110)
 
 
 def _colours(spec: MaskSpec, cover: ChainDecomposition) -> list[str]:
@@ -214,23 +209,18 @@ def agreement(spec: MaskSpec) -> float:
         return float((ours - naive_attention(q, k, v, feature_map, mask=spec.dense())).abs().max())
 
 
+@report_errors
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence", help="the pictures' folder")
     options = parser.parse_args(arguments)
-    try:
-        if options.out.exists() and not options.out.is_dir():
-            raise hax.AttnExtError(f"--out {str(options.out)!r} is a file; name a folder")
-        options.out.mkdir(parents=True, exist_ok=True)
-        for name, spec, query in (("butterfly", masks.butterfly(5), "P2"), ("classes", two_texts(), "x0")):
-            picture(spec, query, options.out / f"order-{name}.png")
-            cover, largest = chain_decomposition(spec), agreement(spec)
-            equal = "equal to the dense form" if largest < 1e-12 else f"NOT equal to the dense form: {largest:.1e}"
-            print(f"{name}: {len(spec)} positions, {len(cover.chains)} chains, {equal}")
-        return 0
-    except hax.AttnExtError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    picture_folder(options.out)
+    for name, spec, query in (("butterfly", masks.butterfly(5), "P2"), ("classes", two_texts(), "x0")):
+        picture(spec, query, options.out / f"order-{name}.png")
+        cover, largest = chain_decomposition(spec), agreement(spec)
+        equal = "equal to the dense form" if largest < 1e-12 else f"NOT equal to the dense form: {largest:.1e}"
+        print(f"{name}: {len(spec)} positions, {len(cover.chains)} chains, {equal}")
+    return 0
 
 
 if __name__ == "__main__":

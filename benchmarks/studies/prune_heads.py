@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,21 +25,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
-from benchmarks.assets import AssetError
 from benchmarks.studies.common.corpora import (
     CORPORA,
     MAX_LENGTH,
     add_options,
     corpora_of,
     limits,
-    made,
-    new_folder,
     opened,
     read_texts,
 )
+from benchmarks.studies.common.folders import make_folder
 from benchmarks.studies.common.hidden_states import batches, hidden_states, relative_error
-from hf_attn_ext._util.files import atomic_write, write_text
+from benchmarks.studies.common.options import check_least, make_parser, report_errors, say
+from benchmarks.studies.common.results import new_figure, write_results
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.families import output_projection
 from hf_attn_ext.integration.base_models.readable_layers import capturable_layers
@@ -115,7 +114,7 @@ def measure(corpus: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         for name, values in by.items():
             row[name] = error([every[at] for at in np.argsort(values, axis=None, kind="stable")[:count]], mode)
         rows.append(row)
-        print(f"[prune] {corpus}, {mode}, {count} heads", file=sys.stderr, flush=True)
+        say("prune", f"{corpus}, {mode}, {count} heads")
     return rows
 
 
@@ -139,14 +138,13 @@ def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
     return [*out, "", f"signal x power is better, of {len(rows)} times: {said}"]
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A row for each corpus, a panel for each way of pruning: errors over the share of pruned heads."""
-    from matplotlib.figure import Figure
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Return a row per corpus with a panel per way of pruning: errors over the share of pruned heads."""
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     runs = list(dict.fromkeys((row["corpus"], row["mode"]) for row in rows))
     corpora = len({corpus for corpus, _ in runs})
-    figure = Figure(figsize=(7.6, 0.6 + 3.2 * corpora), layout="constrained")
+    figure = new_figure(7.6, 0.6 + 3.2 * corpora)
     axes = figure.subplots(corpora, 2, squeeze=False, sharey="row").ravel()
     colours = dict(zip(LABELS, ("#0b6e4f", "#30459c", "#5a8fd6", "#d1853b", "#8a8f98"), strict=True))
     for axis, (corpus, mode) in zip(axes, runs, strict=True):
@@ -173,12 +171,12 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_ylabel("relative error of the last hidden states", fontsize=9)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    with atomic_write(path) as beside:
-        figure.savefig(beside, format="png", dpi=130)
+    return figure
 
 
+@report_errors
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     add_options(parser, "speeches")
     parser.add_argument("--shares", default="0.1,0.25,0.5", help="of heads to prune, with commas")
     parser.add_argument("--draws", type=int, default=10, help="random sets of heads")
@@ -187,11 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the texts for the scores, and of the random sets")
     parser.add_argument("--out", default="runs/prune-heads")
     options = parser.parse_args(arguments)
-    try:
-        return run(options)
-    except (AttnExtError, AssetError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    return run(options)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -202,17 +196,11 @@ def run(options: argparse.Namespace) -> int:
     if not shares or not all(0 < share < 1 for share in shares):
         raise AttnExtError(f"--shares takes numbers between 0 and 1 with commas, got {options.shares!r}")
     options.shares = shares
-    if options.draws < 2:
-        raise AttnExtError(f"--draws must be at least 2, got {options.draws}")
+    check_least(options, draws=2)
     corpora = corpora_of(options.model, options.corpora, "speeches")
     rows = [row for corpus in corpora for row in measure(corpus, options)]
-    out = new_folder(Path(options.out))
-    text = "\n".join(lines(rows, options.draws)) + "\n"
-    write_text(out / "results.json", json.dumps({**made(options), "rows": rows}, indent=1))
-    write_text(out / "results.md", text)
-    draw(rows, out / "results.png")
-    print(text)
-    print(f"written: {out}/results.json, .md, .png")
+    content = {"settings": vars(options), "rows": rows}
+    write_results(make_folder(Path(options.out)), content, lines(rows, options.draws), draw(rows))
     return 0
 
 

@@ -34,10 +34,30 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.assets import AssetError
-from benchmarks.studies.common.options import check_numbers, check_sizes, claim, one_process, seeds_of, settings_of
-from benchmarks.studies.common.rates import chosen_rate, rates_of
+import hf_attn_ext as hax
+from benchmarks.studies.common.folders import claim, settings_of, tidy, whole_file
+from benchmarks.studies.common.objectives import Blocks, NextToken
+from benchmarks.studies.common.options import (
+    check_numbers,
+    check_sizes,
+    each_once,
+    make_parser,
+    one_process,
+    rates_of,
+    report_errors,
+    say,
+    seeds_of,
+)
+from benchmarks.studies.common.rates import chosen_rate
+from benchmarks.studies.common.results import mean_loss
+from benchmarks.studies.common.training import fit, token_losses
+from hf_attn_ext._util.files import new_folder, read_json, write_json
+from hf_attn_ext.attention import list_kernels
 from hf_attn_ext.errors import AttnExtError, suggest
+
+from .generation import prompt_of, tokens_per_second, write_blocks, write_tokens
+from .report import report
+from .start import converted_folder, open_model, stock_folder, texts_of
 
 CHOSEN = ("attention", "blocks")  # which runs there are; everything else is a setting of them all
 SIZES: dict[str, dict[str, Any]] = {
@@ -58,8 +78,6 @@ def trained(
     accelerator: Any,
 ) -> tuple[Any, Any, float]:
     """The model of ``folder`` trained on, what made its batches, and its loss on the validation texts."""
-    from benchmarks.studies.common.training import fit
-
     model, collate = opened(training, folder, texts.tokenizer)
     model, loss = fit(
         training,
@@ -79,11 +97,6 @@ def trained(
 
 def opened(training: str, folder: Path, tokenizer: Any) -> tuple[Any, Any]:
     """The model of ``folder`` under the mask of a training, and what makes its batches."""
-    import hf_attn_ext as hax
-    from benchmarks.studies.common.objectives import Blocks, NextToken
-
-    from .start import open_model
-
     model = open_model(folder, tokenizer).eval()
     if not block_of(training):
         return model, NextToken(tokenizer)
@@ -131,12 +144,6 @@ def run(
         training: ``start`` (none), ``next``, or ``block-4`` and the like.
         lr: the learning rate; None for ``start``.
     """
-    import hf_attn_ext as hax
-    from benchmarks.studies.common.objectives import NextToken
-    from benchmarks.studies.common.summary import mean_loss
-    from benchmarks.studies.common.training import tidy, token_losses
-    from hf_attn_ext._util.files import atomic_write, new_folder, read_json, write_json
-
     here = run_folder(options, attention, training, seed)
     claim(here, {**settings_of(options, CHOSEN), "rate": lr})
     if (here / "result.json").is_file():
@@ -162,7 +169,7 @@ def run(
         hax.set_mask(model, None)
         following = token_losses(model, texts.test, NextToken(tokenizer), accelerator.device)
     result |= {"next_token": mean_loss(following), "parameters": model.num_parameters()}
-    with atomic_write(here / "losses.npz") as beside, open(beside, "wb") as file:
+    with whole_file(here / "losses.npz") as file:
         np.savez(file, as_trained=own, next_token=following)
     write_json(here / "result.json", result)
     tidy(here)
@@ -176,10 +183,6 @@ def with_speeds(
 
     Measured once all models are trained, in one stretch of time; read where all were measured before.
     """
-    from hf_attn_ext._util.files import read_json, write_json
-
-    from .generation import prompt_of, tokens_per_second, write_blocks, write_tokens
-
     folders = {
         index: run_folder(options, result["attention"], result["training"], result["seed"])
         for index, result in enumerate(results)
@@ -207,7 +210,7 @@ def by_place(losses: np.ndarray, block: int) -> list[float | None]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="sotu", choices=tuple(SIZES))
     parser.add_argument("--attention", default="softmax,flexformer_p", help="softmax and kernels, with commas")
     parser.add_argument("--blocks", default="2,4,8", help="block sizes, with commas")
@@ -245,8 +248,6 @@ def check(options: argparse.Namespace) -> tuple[list[str], list[int], list[int]]
     Raises:
         AttnExtError: for what does not fit.
     """
-    from hf_attn_ext.attention import list_kernels
-
     for name, value in SIZES[options.model].items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -260,61 +261,51 @@ def check(options: argparse.Namespace) -> tuple[list[str], list[int], list[int]]
             raise AttnExtError(
                 f"--attention names {name!r}, which is neither softmax nor a kernel.{suggest(name, known)}"
             )
+    each_once(attentions, "--attention")
     blocks = []
     for text in options.blocks.split(","):
         if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= options.context:
             raise AttnExtError(f"--blocks takes whole numbers from 1 to --context {options.context}, got {text!r}")
         blocks.append(int(text))
-    for option, names in (("--attention", attentions), ("--blocks", blocks)):
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise AttnExtError(f"{option} names {twice} twice")
+    each_once(blocks, "--blocks")
     if options.prompt_tokens + options.new_tokens > options.context:
         raise AttnExtError(
             f"--prompt-tokens {options.prompt_tokens} and --new-tokens {options.new_tokens} are more than the "
             f"{options.context} tokens of --context"
         )
-    if options.tune_share > 1:
-        raise AttnExtError(f"--tune-share must be at most 1, got {options.tune_share}")
     rates_of(options.lr)
     return attentions, blocks, seeds_of(options.seeds)
 
 
-def main(arguments: list[str] | None = None) -> int:
+@report_errors
+def main(arguments: list[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    try:
-        attentions, blocks, seeds = check(options)
-        from .report import report
-        from .start import converted_folder, stock_folder, texts_of
+    attentions, blocks, seeds = check(options)
 
-        accelerator = one_process()
-        settings = settings_of(options, CHOSEN)
-        claim(Path(options.out), settings)
-        data, texts = texts_of(options)
-        if int(texts.test.lengths.max()) < options.prompt_tokens:
-            raise AttnExtError(f"no held-out text has the {options.prompt_tokens} tokens of --prompt-tokens")
-        trainings = ("start", "next", *(f"block-{size}" for size in blocks))
-        rates, results = {}, []
-        for seed in seeds:
-            stock = stock_folder(options, seed, texts, settings, accelerator)
+    accelerator = one_process()
+    settings = settings_of(options, CHOSEN)
+    claim(Path(options.out), settings)
+    data, texts = texts_of(options)
+    if int(texts.test.lengths.max()) < options.prompt_tokens:
+        raise AttnExtError(f"no held-out text has the {options.prompt_tokens} tokens of --prompt-tokens")
+    trainings = ("start", "next", *(f"block-{size}" for size in blocks))
+    rates, results = {}, []
+    for seed in seeds:
+        stock = stock_folder(options, seed, texts, settings, accelerator)
+        for training in trainings:
+            if training not in rates:
+                rates[training] = rate_of(training, seed, stock, options, texts, accelerator)
+        for attention in attentions:
+            start = stock
+            if attention != "softmax":
+                start = converted_folder(options, attention, seed, stock, data)
             for training in trainings:
-                if training not in rates:
-                    rates[training] = rate_of(training, seed, stock, options, texts, accelerator)
-            for attention in attentions:
-                start = stock
-                if attention != "softmax":
-                    start = converted_folder(options, attention, seed, stock, data)
-                for training in trainings:
-                    lr = rates[training]
-                    result = run(attention, training, seed, lr, start, options, texts, accelerator)
-                    loss = result["as_trained"]["loss"]
-                    print(f"[blocks] {attention} {training} seed {seed}: {loss:.3f}", file=sys.stderr, flush=True)
-                    results.append(result)
-        report(with_speeds(results, options, texts, accelerator), options, settings, texts)
-    except (AttnExtError, AssetError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    return 0
+                lr = rates[training]
+                result = run(attention, training, seed, lr, start, options, texts, accelerator)
+                loss = result["as_trained"]["loss"]
+                say("blocks", f"{attention} {training} seed {seed}: {loss:.3f}")
+                results.append(result)
+    report(with_speeds(results, options, texts, accelerator), options, settings, texts)
 
 
 if __name__ == "__main__":

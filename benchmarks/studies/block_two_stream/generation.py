@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_attn_ext.inference import block_generate
+
 
 def prompt_of(split: Any, tokens: int) -> Tensor:
     """The first ``tokens`` tokens of the longest sequence, int64 (1, tokens)."""
@@ -31,8 +33,6 @@ def write_tokens(model: nn.Module, tokenizer: Any, prompt: Tensor, new_tokens: i
 
 def write_blocks(model: nn.Module, tokenizer: Any, prompt: Tensor, new_tokens: int) -> Tensor:
     """``block_generate``, which caches where the model can."""
-    from hf_attn_ext.inference import block_generate
-
     return block_generate(model, prompt, max_new_tokens=new_tokens, tokenizer=tokenizer, eos_token_id=None)
 
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.studies.common.summary import COLORS, emphasised, markdown, mean_loss, over_seeds, shown, write_report
+from benchmarks.studies.common.results import (
+    COLORS,
+    emphasised,
+    markdown,
+    mean_loss,
+    new_figure,
+    over_seeds,
+    shown,
+    write_results,
+)
 from benchmarks.studies.common.texts import unigram_losses
 
 TITLES = {"start": "before fine-tuning", "next": "next token"}
@@ -30,13 +39,11 @@ def report(results: list[dict[str, Any]], options: argparse.Namespace, settings:
         "which only the first is predicted from all that came before. Tokens a second: one text, by the clock, the "
         f"fastest of {options.repeats}; `block_generate`, or `generate()` with its cache."
     )
-    write_report(
+    write_results(
         Path(options.out),
-        {"settings": settings, "unigram": unigram, "runs": results},
-        [*table(groups, unigram), "", legend],
-        lambda plt: draw(plt, groups, unigram["loss"]),
-        "blocks",
-        texts,
+        {"settings": settings, "unigram": unigram, "runs": results, "texts": str(texts)},
+        [f"blocks: {texts}", "", *table(groups, unigram), "", legend],
+        draw(groups, unigram["loss"]),
     )
 
 
@@ -80,9 +87,10 @@ def table(groups: dict[tuple[str, str], list[dict[str, Any]]], unigram: dict[str
     return markdown(HEAD, rows)
 
 
-def draw(plt: Any, groups: dict[tuple[str, str], list[dict[str, Any]]], unigram: float) -> Any:
+def draw(groups: dict[tuple[str, str], list[dict[str, Any]]], unigram: float) -> Any:
     """Loss and speed over the block size, where 1 is next-token training and ``generate()``."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = new_figure(10, 4)
+    left, right = figure.subplots(1, 2)
     sizes: set[int] = set()
     for color, attention in zip(COLORS * 9, dict.fromkeys(name for name, _ in groups), strict=False):
         runs = {kind: found for (name, kind), found in groups.items() if name == attention and kind != "start"}

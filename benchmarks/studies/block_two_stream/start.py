@@ -6,31 +6,32 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.studies.common.options import claim
-from benchmarks.studies.common.texts import FILES, Texts, documents
-from benchmarks.studies.common.training import fit, tidy
+import hf_attn_ext as hax
+from benchmarks.assets import ensure
+from benchmarks.studies.common.folders import claim, tidy
+from benchmarks.studies.common.objectives import NextToken
+from benchmarks.studies.common.texts import FILES, Texts, documents, load
+from benchmarks.studies.common.training import fit
+from benchmarks.studies.common.vocabulary import train_tokenizer
+from benchmarks.studies.common.written_texts import write_samples
+from benchmarks.studies.train_sotu_gpt.models import stock_model
+from hf_attn_ext._util.files import new_folder
+from hf_attn_ext.training import distill
 
 
 def texts_of(options: argparse.Namespace) -> tuple[Path, Texts]:
     """The folder of the texts, and the texts encoded."""
-    from benchmarks.assets import ensure
-
     out = Path(options.out)
     if options.model == "mgm":
-        from transformers import AutoTokenizer
-
-        from benchmarks.studies.common.written_texts import write_samples
-
         checkpoint = ensure("mgm")
         # one set for all seeds: they differ in the order of the texts
         folder, packing = write_samples(checkpoint, out / "samples", 0, options.samples), False
         tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     else:
-        from benchmarks.studies.common.texts import load
-        from benchmarks.studies.train_sotu_gpt.corpus import train_tokenizer
-
         folder, packing = ensure("sotu"), True
         tokenizer = train_tokenizer(out / "tokenizer", load(folder).train.texts, options.vocabulary)
     if tokenizer.mask_token is None:
@@ -43,13 +44,8 @@ def stock_folder(
     options: argparse.Namespace, seed: int, texts: Texts, settings: dict[str, Any], accelerator: Any
 ) -> Path:
     """The folder of the softmax model: the checkpoint itself, or a small GPT trained here, once a seed."""
-    from benchmarks.assets import ensure
-
     if options.model == "mgm":
         return ensure("mgm")
-    from benchmarks.studies.common.objectives import NextToken
-    from benchmarks.studies.train_sotu_gpt.models import stock_model
-    from hf_attn_ext._util.files import new_folder
 
     folder = Path(options.out) / "start" / f"seed-{seed}"
     claim(folder, settings)
@@ -79,8 +75,6 @@ def stock_folder(
 
 def converted_folder(options: argparse.Namespace, kernel: str, seed: int, stock: Path, data: Path) -> Path:
     """The folder of the converted model, its maps trained on the softmax stream (stage 1), once a seed."""
-    from hf_attn_ext.training import distill
-
     settings = {
         "model": {"name": str(stock), "dropout": 0.0},
         "data": {
@@ -109,11 +103,6 @@ def converted_folder(options: argparse.Namespace, kernel: str, seed: int, stock:
 
 def open_model(folder: Path, tokenizer: Any) -> nn.Module:
     """The model of a folder in float32, without dropout, and with a mask token."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    import hf_attn_ext as hax
-
     config = AutoConfig.from_pretrained(folder)
     for field, value in config.to_dict().items():
         if ("dropout" in field or field.endswith("_pdrop")) and isinstance(value, float):

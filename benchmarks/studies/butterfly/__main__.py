@@ -34,22 +34,41 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import RobertaConfig, RobertaForMaskedLM
 
-from benchmarks.assets import AssetError, ensure
-from benchmarks.studies.common.options import check_numbers, check_sizes, claim, one_process, seeds_of, settings_of
-from benchmarks.studies.common.rates import chosen_rate, rates_of
+import hf_attn_ext as hax
+from benchmarks.assets import ensure
+from benchmarks.studies.common.folders import claim, save_array, settings_of, tidy
+from benchmarks.studies.common.objectives import BothSides, Masked
+from benchmarks.studies.common.options import (
+    check_numbers,
+    check_sizes,
+    make_parser,
+    one_process,
+    rates_of,
+    report_errors,
+    say,
+    seeds_of,
+)
+from benchmarks.studies.common.rates import chosen_rate
+from benchmarks.studies.common.results import mean_loss
+from benchmarks.studies.common.texts import load, matrix, pieces
+from benchmarks.studies.common.training import fit
+from benchmarks.studies.common.vocabulary import train_tokenizer
+from hf_attn_ext._util.files import new_folder, read_json, write_json
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.inference import butterfly_score
+
+from .operations import step_operations
+from .report import report
+from .scoring import cloze_passes, masked_passes, timed
 
 TRAININGS = ("butterfly", "mlm", "mlm-compute")
 
 
 def build_model(training: str, options: argparse.Namespace, tokenizer: Any, seed: int, backend: str = "sdpa") -> Any:
     """An untrained encoder: the same weights for every training of a seed."""
-    import torch
-    from transformers import RobertaConfig, RobertaForMaskedLM
-
-    import hf_attn_ext as hax
-
     torch.manual_seed(seed)
     config = RobertaConfig(
         vocab_size=len(tokenizer),
@@ -75,15 +94,11 @@ def build_model(training: str, options: argparse.Namespace, tokenizer: Any, seed
 
 def objective(training: str, model: Any, options: argparse.Namespace, tokenizer: Any, seed: int | None = None) -> Any:
     """The collator of a training; with ``seed``, masks that come again."""
-    from benchmarks.studies.common.objectives import BothSides, Masked
-
     return BothSides(tokenizer, model) if training == "butterfly" else Masked(tokenizer, model, options.share, seed)
 
 
 def plan(options: argparse.Namespace, texts: Any) -> dict[str, dict[str, Any]]:
     """For every training its steps, and what a step has: operations, and predicted tokens (for MLM, of one draw)."""
-    from .operations import step_operations
-
     items = [texts.train[row % len(texts.train)] for row in range(options.batch_size)]
     counted = {}
     for training in ("butterfly", "mlm"):
@@ -106,8 +121,6 @@ def trained(
     accelerator: Any,
 ) -> tuple[Any, float]:
     """A model trained from scratch, and its loss on the validation texts."""
-    from benchmarks.studies.common.training import fit
-
     model = build_model(training, options, texts.tokenizer, seed)
     return fit(
         training,
@@ -139,16 +152,6 @@ def run(
     training: str, seed: int, options: argparse.Namespace, texts: Any, planned: dict[str, Any], accelerator: Any
 ) -> dict[str, Any]:
     """Train one model and score the held-out texts; a finished run is read from its file."""
-    import torch
-
-    from benchmarks.studies.common.summary import mean_loss
-    from benchmarks.studies.common.texts import matrix
-    from benchmarks.studies.common.training import tidy
-    from hf_attn_ext._util.files import atomic_write, new_folder, read_json, write_json
-    from hf_attn_ext.inference import butterfly_score
-
-    from .scoring import cloze_passes, masked_passes, timed
-
     here = Path(options.out) / training / f"seed-{seed}"
     claim(here, {**settings_of(options, ()), **planned})
     if (here / "result.json").is_file():
@@ -175,8 +178,7 @@ def run(
     else:
         scores, result["seconds_a_text"] = timed(masked_passes, model, ids, tokenizer.mask_token_id)
     result |= {"pseudo": mean_loss(-scores), "parameters": model.num_parameters()}
-    with atomic_write(here / "scores.npy") as beside, open(beside, "wb") as file:
-        np.save(file, scores)
+    save_array(here / "scores.npy", scores)
     write_json(here / "result.json", result)
     tidy(here)
     return result
@@ -184,9 +186,6 @@ def run(
 
 def texts_of(options: argparse.Namespace) -> Any:
     """The addresses as pieces of exactly ``--context`` tokens, and the tokenizer, with a mask token."""
-    from benchmarks.studies.common.texts import load, pieces
-    from benchmarks.studies.train_sotu_gpt.corpus import train_tokenizer
-
     folder = ensure("sotu")
     tokenizer = train_tokenizer(Path(options.out) / "tokenizer", load(folder).train.texts, options.vocabulary)
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
@@ -194,7 +193,7 @@ def texts_of(options: argparse.Namespace) -> Any:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", default="0", help="with commas; each is a run of everything")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
@@ -227,39 +226,30 @@ def check(options: argparse.Namespace) -> list[int]:
         raise AttnExtError("--context 1 leaves nothing to predict a token from; give at least 2")
     if options.share >= 1:
         raise AttnExtError(f"--share must be below 1, got {options.share}")
-    if options.tune_share > 1:
-        raise AttnExtError(f"--tune-share must be at most 1, got {options.tune_share}")
     rates_of(options.lr)
     return seeds_of(options.seeds)
 
 
-def main(arguments: list[str] | None = None) -> int:
+@report_errors
+def main(arguments: list[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    try:
-        seeds = check(options)
-        from .report import report
+    seeds = check(options)
 
-        accelerator = one_process()
-        claim(Path(options.out), settings_of(options, ()))
-        texts = texts_of(options)
-        planned = plan(options, texts)
+    accelerator = one_process()
+    claim(Path(options.out), settings_of(options, ()))
+    texts = texts_of(options)
+    planned = plan(options, texts)
+    for training in TRAININGS:
+        rate = rate_of(training, seeds[0], options, texts, planned[training]["steps"], accelerator)
+        planned[training]["rate"] = rate
+    results = []
+    for seed in seeds:
         for training in TRAININGS:
-            rate = rate_of(training, seeds[0], options, texts, planned[training]["steps"], accelerator)
-            planned[training]["rate"] = rate
-        results = []
-        for seed in seeds:
-            for training in TRAININGS:
-                result = run(training, seed, options, texts, planned[training], accelerator)
-                loss, steps = result["pseudo"]["loss"], result["steps"]
-                print(
-                    f"[butterfly] {training} seed {seed}: {loss:.3f} after {steps} steps", file=sys.stderr, flush=True
-                )
-                results.append(result)
-        report(results, options, settings_of(options, ()), texts)
-    except (AttnExtError, AssetError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    return 0
+            result = run(training, seed, options, texts, planned[training], accelerator)
+            loss, steps = result["pseudo"]["loss"], result["steps"]
+            say("butterfly", f"{training} seed {seed}: {loss:.3f} after {steps} steps")
+            results.append(result)
+    report(results, options, settings_of(options, ()), texts)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.studies.common.training import predictions
 
@@ -15,8 +16,6 @@ def step_operations(model: Any, batch: Any) -> int:
     By torch's counter, which sees nothing of fused attention on a CPU: the model's attention must be eager, which
     computes the same products. Attention counts as it is computed: all pairs, whether the mask shows them or not.
     """
-    from torch.utils.flop_counter import FlopCounterMode
-
     model.train()
     with FlopCounterMode(display=False) as counter:
         logits, labels = predictions(model, batch)

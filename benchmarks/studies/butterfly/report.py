@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from benchmarks.studies.common.summary import (
+from benchmarks.studies.common.results import (
     COLORS,
     markdown,
     mean_loss,
+    new_figure,
     over_seeds,
     perplexity_shown,
     shown,
-    write_report,
+    write_results,
 )
 from benchmarks.studies.common.texts import unigram_losses
 
@@ -35,13 +36,11 @@ def report(results: list[dict[str, Any]], options: argparse.Namespace, settings:
     unigram = mean_loss(unigram_losses(texts, len(texts.tokenizer)))
     groups = {name: [run for run in results if run["training"] == name] for name in TITLES}
     compared = comparison(groups, Path(options.out))
-    write_report(
+    write_results(
         Path(options.out),
-        {"settings": settings, "unigram": unigram, "compared": compared, "runs": results},
-        [*table(groups, unigram, options.context), "", *legend(compared, groups, options)],
-        lambda plt: draw(plt, groups, unigram["loss"]),
-        "butterfly",
-        texts,
+        {"settings": settings, "unigram": unigram, "compared": compared, "runs": results, "texts": str(texts)},
+        [f"butterfly: {texts}", "", *table(groups, unigram, options.context), "", *legend(compared, groups, options)],
+        draw(groups, unigram["loss"]),
     )
 
 
@@ -110,9 +109,10 @@ def legend(compared: dict[str, Any], groups: dict[str, list[dict[str, Any]]], op
     return lines
 
 
-def draw(plt: Any, groups: dict[str, list[dict[str, Any]]], unigram: float) -> Any:
+def draw(groups: dict[str, list[dict[str, Any]]], unigram: float) -> Any:
     """Bars: the pseudo-perplexity, and the time to score a text."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
+    figure = new_figure(10, 3)
+    left, right = figure.subplots(1, 2)
     names = [TITLES[name] for name in groups]
     means, errors = [], []
     for runs in groups.values():

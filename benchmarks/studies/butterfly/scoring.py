@@ -9,6 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_attn_ext.hasse.masks import butterfly
+from hf_attn_ext.integration import butterfly_embeddings
+from hf_attn_ext.integration.base_models.positions import position_table
+from hf_attn_ext.integration.masking.call import given_mask
+from hf_attn_ext.integration.masking.layouts import lay_out
+
 ROWS = 128  # rows of n passes, at most, that are computed at once
 
 
@@ -24,8 +30,6 @@ def masked_passes(model: nn.Module, ids: Tensor, mask_id: int) -> Tensor:
     Returns:
         (B, n) natural logarithms.
     """
-    from hf_attn_ext.integration.base_models.positions import position_table
-
     batch, n = ids.shape
     places = torch.arange(n, device=ids.device)
     first = (position_table(model) or (None, 0))[1]
@@ -56,12 +60,6 @@ def cloze_passes(model: nn.Module, ids: Tensor) -> Tensor:
     Returns:
         (B, n) natural logarithms.
     """
-    from hf_attn_ext.hasse.masks import butterfly
-    from hf_attn_ext.integration import butterfly_embeddings
-    from hf_attn_ext.integration.base_models.positions import position_table
-    from hf_attn_ext.integration.masking.call import given_mask
-    from hf_attn_ext.integration.masking.layouts import lay_out
-
     batch, n = ids.shape
     spec, first = butterfly(n), (position_table(model) or (None, 0))[1]
     kept = torch.tensor([[*range(k), *range(n - 1 + k, 2 * n - 2), 2 * n - 2 + k] for k in range(n)])

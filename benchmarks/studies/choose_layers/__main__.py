@@ -26,22 +26,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 import hf_attn_ext as hax
-from benchmarks.assets import AssetError
 from benchmarks.studies.common.corpora import (
     CORPORA,
     MAX_LENGTH,
     add_options,
     corpora_of,
     limits,
-    made,
     opened,
     read_texts,
 )
 from benchmarks.studies.common.hidden_states import batches, hidden_states, relative_error
-from benchmarks.studies.common.options import numbers_of, seeds_of
-from hf_attn_ext._util.files import atomic_write, write_text
+from benchmarks.studies.common.options import check_least, make_parser, numbers_of, report_errors, say, seeds_of
+from benchmarks.studies.common.results import markdown, new_figure, write_results
+from hf_attn_ext._util.files import write_text
+from hf_attn_ext.probe import compare, suggest_layers
 
 from .stage1 import stage1, trained_maps
 
@@ -97,8 +98,6 @@ def suggestion(
     options: argparse.Namespace,
 ) -> list[int]:
     """The order in which layers are suggested to keep softmax; its beginnings are the smaller suggestions."""
-    from hf_attn_ext.probe import suggest_layers
-
     path = folder / f"{name}-{keep}-{its['texts']}.json"
     if not path.is_file():
         texts = read_texts(corpus, "train", its["texts"], seed, Path(options.out))
@@ -110,8 +109,6 @@ def suggestion(
 
 def compared(folder: Path, corpus: str, its: dict[str, Any], hybrids: Hybrids) -> list[dict[str, Any]]:
     """With all layers converted, one row a layer: how far its heads kept their function; writes heads.json and .png."""
-    from hf_attn_ext.probe import compare
-
     path = folder / f"heads-{its['test']}.json"
     if not path.is_file():
         teacher, model = opened(corpus)[0], hybrids.converted(())
@@ -182,15 +179,20 @@ def measure(corpus: str, seed: int, options: argparse.Namespace) -> tuple[list[d
 
 def head_lines(heads: list[dict[str, Any]]) -> list[str]:
     """The heads' table as Markdown."""
-    out = [
-        "| corpus | seed | layer | mean score | lowest (head) | rank correlation | heads kept, moved, lost |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    return out + [
-        f"| {row['corpus']} | {row['seed']} | {row['layer']} | {row['score']:.2f} | {row['lowest']:.2f} "
-        f"({row['lowest_head']}) | {row['correlation']:.2f} | {row['kept']}, {row['moved']}, {row['lost']} |"
+    head = ["corpus", "seed", "layer", "mean score", "lowest (head)", "rank correlation", "heads kept, moved, lost"]
+    rows = [
+        [
+            row["corpus"],
+            str(row["seed"]),
+            str(row["layer"]),
+            f"{row['score']:.2f}",
+            f"{row['lowest']:.2f} ({row['lowest_head']})",
+            f"{row['correlation']:.2f}",
+            f"{row['kept']}, {row['moved']}, {row['lost']}",
+        ]
         for row in heads
     ]
+    return markdown(head, rows)
 
 
 def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
@@ -222,12 +224,10 @@ def lines(rows: list[dict[str, Any]], draws: int) -> list[str]:
     return out
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each corpus and seed: all choices as dots, the suggestion and the random mean among them."""
-    from matplotlib.figure import Figure
-
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Return a panel per corpus and seed: all choices as dots, the suggestion and the random mean among them."""
     runs = list(dict.fromkeys((row["corpus"], row["seed"]) for row in rows))
-    figure = Figure(figsize=(1.2 + 3.0 * len(runs), 3.6), layout="constrained")
+    figure = new_figure(1.2 + 3.0 * len(runs), 3.6)
     axes = figure.subplots(1, len(runs), squeeze=False)[0]
     every = all(row["choices"] == row["there_are"] for row in rows)
     measured = "every choice" if every else f"choices, at most {max(len(row['all']) for row in rows)} of each number"
@@ -258,12 +258,12 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    with atomic_write(path) as beside:
-        figure.savefig(beside, format="png", dpi=130)
+    return figure
 
 
+@report_errors
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     add_options(parser, "reviews")
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--keep", default="1,2,3", help="how many layers keep softmax, with commas")
@@ -277,31 +277,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", default="runs/choose-layers")
     parser.add_argument("--progress", action="store_true", help="show stage 1's progress bar")
     options = parser.parse_args(arguments)
-    try:
-        return run(options)
-    except (hax.AttnExtError, AssetError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    return run(options)
 
 
 def run(options: argparse.Namespace) -> int:
     corpora = corpora_of(options.model, options.corpora, "reviews")
     options.keep = numbers_of(options.keep, "--keep")
-    for name in ("draws", "choices"):
-        if (number := getattr(options, name)) is not None and number < 1:
-            raise hax.AttnExtError(f"--{name} must be at least 1, got {number}")
+    check_least(options, draws=1, choices=1)
     rows, heads = [], []
     for corpus, seed in itertools.product(corpora, seeds_of(options.seeds)):
-        print(f"[layers] {corpus}, seed {seed}", file=sys.stderr, flush=True)
+        say("layers", f"{corpus}, seed {seed}")
         of_layers, of_heads = measure(corpus, seed, options)
         rows, heads = rows + of_layers, heads + of_heads
     out = Path(options.out)
-    text = "\n".join([*lines(rows, options.draws), "", *head_lines(heads)]) + "\n"
-    write_text(out / "results.json", json.dumps({**made(options), "rows": rows, "heads": heads}, indent=1))
-    write_text(out / "results.md", text)
-    draw(rows, out / "results.png")
-    print(text)
-    print(f"written: {out}/results.json, .md, .png")
+    tables = [*lines(rows, options.draws), "", *head_lines(heads)]
+    write_results(out, {"settings": vars(options), "rows": rows, "heads": heads}, tables, draw(rows))
     return 0
 
 

@@ -6,15 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
 import hf_attn_ext as hax
 from benchmarks.assets import ensure
 from benchmarks.studies.common.corpora import CORPORA, MAX_LENGTH, texts_folder
+from hf_attn_ext.training import distill
 
 
 def stage1(folder: Path, corpus: str, seed: int, options: argparse.Namespace) -> Path:
     """Train the feature maps of all layers; return the model's folder."""
-    from hf_attn_ext.training import distill
-
     steps, its = options.steps, CORPORA[corpus]
     stage = {"steps": steps, "batch_size": its["batch"], "lr": 2e-2, "evaluate_every": steps, "eval_sequences": 32}
     config: dict[str, Any] = {
@@ -46,8 +47,6 @@ def stage1(folder: Path, corpus: str, seed: int, options: argparse.Namespace) ->
 
 def trained_maps(folder: Path, corpus: str) -> dict[int, Any]:
     """The state of every layer's feature map."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
     auto = AutoModelForCausalLM if is_language(corpus) else AutoModelForSequenceClassification
     layers = hax.converted_layers(auto.from_pretrained(folder))
     return {layer.layer_idx: layer.feature_map.state_dict() for layer in layers}

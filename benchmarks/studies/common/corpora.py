@@ -6,9 +6,17 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
+
 from benchmarks.assets import ensure
 from hf_attn_ext._util.files import write_text
 from hf_attn_ext.errors import AttnExtError, suggest
+from hf_attn_ext.probe.corpus.corpus import read_corpus
+from hf_attn_ext.probe.corpus.cutting import by_words, whole_texts
+
+from .folders import make_folder
+from .written_texts import write_samples
 
 MAX_LENGTH = 128
 # of each corpus: its model, files, words of a piece, what ends a segment (None: sentences), texts for the suggestion or
@@ -110,14 +118,12 @@ def texts_folder(corpus: str, out: Path) -> Path:
     """
     folder = ensure(CORPORA[corpus]["asset"])
     if corpus == "samples":
-        from .written_texts import write_samples
-
-        return write_samples(folder, new_folder(out) / "samples", 0, WRITTEN)
+        return write_samples(folder, make_folder(out) / "samples", 0, WRITTEN)
     if corpus != "reactions":
         return folder
     lines = (folder / "reactions.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     ends = [0, 8 * len(lines) // 10, 9 * len(lines) // 10, len(lines)]
-    splits = new_folder(out / "reactions")
+    splits = make_folder(out / "reactions")
     for split, start, end in zip(("train", "validation", "test"), ends, ends[1:], strict=False):
         path = splits / CORPORA[corpus]["file"].format(split)
         if not path.is_file():
@@ -125,24 +131,8 @@ def texts_folder(corpus: str, out: Path) -> Path:
     return splits
 
 
-def new_folder(path: Path) -> Path:
-    """``path``, there to be written into.
-
-    Raises:
-        AttnExtError: the system refuses.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AttnExtError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
-    return path
-
-
 def read_texts(corpus: str, split: str, count: int, seed: int, out: Path) -> list[str]:
     """``count`` texts of a split, drawn by the seed."""
-    from hf_attn_ext.probe.corpus.corpus import read_corpus
-    from hf_attn_ext.probe.corpus.cutting import by_words, whole_texts
-
     its = CORPORA[corpus]
     path = texts_folder(corpus, out) / its["file"].format(split)
     cut = whole_texts if its["words"] is None else by_words(its["words"])
@@ -151,9 +141,6 @@ def read_texts(corpus: str, split: str, count: int, seed: int, out: Path) -> lis
 
 def opened(corpus: str) -> tuple[Any, Any]:
     """The model of a corpus, to be evaluated, and its tokenizer."""
-    from transformers import AutoModel, AutoTokenizer
-    from transformers.utils import logging
-
     logging.set_verbosity_error()  # an encoder leaves its checkpoint's head unread
     folder = ensure(CORPORA[corpus]["model"])
     return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
@@ -162,10 +149,3 @@ def opened(corpus: str) -> tuple[Any, Any]:
 def limits(corpus: str) -> dict[str, Any]:
     """How the probe reads a corpus's texts."""
     return {"batch_size": CORPORA[corpus]["size"], "truncation": True, "max_length": MAX_LENGTH}
-
-
-def made(options: argparse.Namespace) -> dict[str, Any]:
-    """What results are made with: the options and the versions."""
-    from hf_attn_ext.training.results import versions
-
-    return {"settings": vars(options), "versions": versions()}

@@ -11,6 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DataCollatorForLanguageModeling
+
+from hf_attn_ext.integration.base_models.positions import position_table
+from hf_attn_ext.training import BlockTwoStreamCollator, ButterflyCollator
+from hf_attn_ext.training.data.encoding import Collator
 
 IGNORED = -100
 Batch = dict[str, Tensor]
@@ -20,8 +25,6 @@ class NextToken:
     """Every token but a sequence's first, from those before it."""
 
     def __init__(self, tokenizer: Any):
-        from hf_attn_ext.training.data.encoding import Collator
-
         self.plain = Collator(tokenizer, "language_modeling")
 
     def __call__(self, items: list[dict[str, Any]]) -> Batch:
@@ -36,8 +39,6 @@ class Blocks:
     """Every token but a sequence's first, a block at a time: the same tokens as :class:`NextToken`."""
 
     def __init__(self, tokenizer: Any, model: nn.Module):
-        from hf_attn_ext.training import BlockTwoStreamCollator
-
         self.blocks = BlockTwoStreamCollator(tokenizer, model)
 
     def __call__(self, items: list[dict[str, Any]]) -> Batch:
@@ -50,8 +51,6 @@ class BothSides:
     """Every token, from all the others (butterfly)."""
 
     def __init__(self, tokenizer: Any, model: nn.Module):
-        from hf_attn_ext.training import ButterflyCollator
-
         self.butterfly = ButterflyCollator(tokenizer, model)
 
     def __call__(self, items: list[dict[str, Any]]) -> Batch:
@@ -70,11 +69,6 @@ class Masked:
     """
 
     def __init__(self, tokenizer: Any, model: nn.Module, share: float, seed: int | None = None):
-        from transformers import DataCollatorForLanguageModeling
-
-        from hf_attn_ext.integration.base_models.positions import position_table
-        from hf_attn_ext.training.data.encoding import Collator
-
         self.plain, self.seed = Collator(tokenizer, "language_modeling"), seed
         self.first = (position_table(model) or (None, 0))[1]
         self.masker = DataCollatorForLanguageModeling(tokenizer, mlm=True, mlm_probability=share)

@@ -6,30 +6,17 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from hf_attn_ext._util.files import read_json, write_json
 from hf_attn_ext.errors import AttnExtError
 
-
-def rates_of(text: str) -> list[float]:
-    """Read ``--lr``: numbers above 0 with commas."""
-    rates = []
-    for part in text.split(","):
-        try:
-            rate = float(part)
-        except ValueError:
-            rate = math.nan
-        if not 0 < rate < math.inf:
-            raise AttnExtError(f"--lr takes numbers above 0 with commas, got {part!r}")
-        if rate in rates:
-            raise AttnExtError(f"--lr names {part} twice")
-        rates.append(rate)
-    return rates
+from .folders import tidy
 
 
 def chosen_rate(rates: list[float], loss_at: Callable[[float, Path], float], folder: Path, seed: int) -> float:
-    """The rate of the lowest ``loss_at(rate, folder of its run)``; finished runs are read, a single rate needs none.
+    """Return the rate of the lowest ``loss_at(rate, folder of its run)``; finished runs are read.
 
     Args:
-        rates: those to choose from; one whose loss is not finite is not chosen.
+        rates: to choose from; a single one needs no run, and one whose loss is not finite is not chosen.
         loss_at: trains with ``seed``, and returns the held-out loss.
         folder: where each seed has a folder of its own.
         seed: of the runs.
@@ -37,10 +24,6 @@ def chosen_rate(rates: list[float], loss_at: Callable[[float, Path], float], fol
     Raises:
         AttnExtError: no rate has a finite loss.
     """
-    from hf_attn_ext._util.files import read_json, write_json
-
-    from .training import tidy
-
     if len(rates) == 1:
         return rates[0]
     losses = {}
@@ -56,9 +39,9 @@ def chosen_rate(rates: list[float], loss_at: Callable[[float, Path], float], fol
                 loss = math.inf
             write_json(done, {"lr": rate, "validation": loss if math.isfinite(loss) else None})
         tidy(here)
-        found = read_json(done)["validation"]
-        if found is not None:
-            losses[rate] = found
+        validation = read_json(done)["validation"]
+        if validation is not None:
+            losses[rate] = validation
     if not losses:
         raise AttnExtError(f"no rate of --lr has a finite loss: {', '.join(f'{rate:g}' for rate in rates)}; go lower")
     return min(losses, key=lambda rate: losses[rate])

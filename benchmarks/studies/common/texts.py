@@ -1,17 +1,49 @@
-"""The texts of the runs as sequences of tokens."""
+"""The texts of the studies: rows of the assets, and their splits as sequences of tokens."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.assets import ensure
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.training import DataConfig
+from hf_attn_ext.training.data.encoding import EncodedSplit, encode_documents, pack
+from hf_attn_ext.training.data.loading import load_task_data
 
 SPLITS = ("train", "validation", "test")
 FILES = {split: f"{split}.jsonl" for split in SPLITS}
+
+
+def read_addresses(*splits: str) -> list[dict[str, Any]]:
+    """Return the State of the Union addresses of some splits, with the fields text, address, year and president."""
+    rows = []
+    for split in splits:
+        with open(ensure("sotu") / f"{split}.jsonl", encoding="utf-8") as file:
+            rows += [json.loads(line) for line in file]
+    return rows
+
+
+def read_reviews(*splits: str) -> list[dict[str, str]]:
+    """Return the review sentences of some splits, with the fields text, label and movie."""
+    rows = []
+    for split in splits:
+        with open(ensure("reviews") / f"{split}.csv", newline="", encoding="utf-8") as file:
+            rows += list(csv.DictReader(file))
+    return rows
+
+
+def by_film(rows: list[dict[str, str]]) -> dict[str, list[str]]:
+    """Return the sentences about each film, in their order."""
+    films: dict[str, list[str]] = {}
+    for row in rows:
+        films.setdefault(row["movie"], []).append(row["text"])
+    return films
 
 
 @dataclasses.dataclass
@@ -33,16 +65,11 @@ class Texts:
 
 def load(folder: Path) -> Any:
     """The documents of a folder with train.jsonl and the like."""
-    from hf_attn_ext.training import DataConfig
-    from hf_attn_ext.training.data.loading import load_task_data
-
     return load_task_data(DataConfig(path=str(folder), task="language_modeling", **FILES))
 
 
 def documents(folder: Path, tokenizer: Any, length: int, packing: bool, validation: int, test: int | None) -> Texts:
     """For decoders: one stream cut into sequences, or, without ``packing``, each text a sequence of its own."""
-    from hf_attn_ext.training.data.encoding import encode_documents
-
     data = load(folder)
     splits = [encode_documents(getattr(data, name), tokenizer, length, packing) for name in SPLITS]
     return Texts(tokenizer, splits[0], some(splits[1], validation), some(splits[2], test))
@@ -50,8 +77,6 @@ def documents(folder: Path, tokenizer: Any, length: int, packing: bool, validati
 
 def pieces(folder: Path, tokenizer: Any, length: int, validation: int, test: int | None) -> Texts:
     """For encoders: pieces of exactly ``length`` tokens, none of which reaches over the end of a text."""
-    from hf_attn_ext.training.data.encoding import pack
-
     data = load(folder)
     splits = []
     for name in SPLITS:
@@ -63,8 +88,6 @@ def pieces(folder: Path, tokenizer: Any, length: int, validation: int, test: int
 
 def some(split: Any, most: int | None) -> Any:
     """At most so many sequences, spread over the whole split."""
-    from hf_attn_ext.training.data.encoding import EncodedSplit
-
     if most is None or most >= len(split):
         return split
     rows = np.linspace(0, len(split) - 1, most).round().astype(int)

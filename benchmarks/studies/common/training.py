@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_attn_ext._util.files import remove_folder
 from hf_attn_ext.integration import butterfly_embeddings, converted_layers
 from hf_attn_ext.training import Stage2Config
 from hf_attn_ext.training.data.encoding import evaluation_batches
@@ -147,8 +146,3 @@ def fit(
     )
     model, _ = stage.release()
     return model.eval(), held_out["loss"]
-
-
-def tidy(folder: Path) -> None:
-    """Delete the checkpoints of a finished run."""
-    remove_folder(folder / "checkpoints")

@@ -36,13 +36,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import hf_attn_ext as hax
 from benchmarks import checkout_environment
-from benchmarks.assets import AssetError, ensure
-from hf_attn_ext._util.files import atomic_write, new_folder, read_json, write_json, write_text
+from benchmarks.assets import ensure
+from benchmarks.studies.common.folders import claim, save_array, settings_of
+from benchmarks.studies.common.options import check_least, make_parser, report_errors, say, seeds_of
+from benchmarks.studies.common.results import write_results
+from hf_attn_ext._util.files import new_folder, read_json, write_json
+from hf_attn_ext.cli.models import quiet
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.training.results import versions
+from hf_attn_ext.training import distill
+from hf_attn_ext.training.launch import computes_in_bf16
 
 from . import data, scores
 from . import report as reporting
@@ -52,18 +58,10 @@ KERNEL = {"kernel": "flexformer_p", "num_features": 64}
 STAGE1 = {"batch_size": 2, "lr": 2e-2, "queries_per_sequence": 64, "calibration_batches": 4}
 
 
-def say(text: str) -> None:
-    print(f"[long] {text}", file=sys.stderr, flush=True)
-
-
 class Run:
     """One run: every part is kept in its folder when it is finished, and read from there the next time."""
 
     def __init__(self, options: argparse.Namespace):
-        from transformers import AutoConfig, AutoTokenizer
-
-        from hf_attn_ext.training.launch import computes_in_bf16
-
         self.options, self.out = options, Path(options.out)
         stock = AutoConfig.from_pretrained(ensure("minilm"))
         self.window = min(WINDOW, stock.max_position_embeddings - stock.pad_token_id - 1)
@@ -78,27 +76,12 @@ class Run:
         self.tokenizer = AutoTokenizer.from_pretrained(ensure("minilm"), model_max_length=options.longest)
         found = data.long_documents(self.tokenizer, options.longest, options.documents)
         self.documents, self.years, self.presidents = found
-        self._claim()
-
-    def _claim(self) -> None:
-        """Another setting does not go into the same folder."""
-        free = ("out", "progress", "seeds")
-        settings = {name: value for name, value in vars(self.options).items() if name not in free}
-        marker = self.out / "settings.json"
-        if marker.is_file():
-            for name, before in read_json(marker).items():
-                if before != settings[name]:
-                    raise AttnExtError(
-                        f"{self.out} holds a run with --{name} {before}, not {settings[name]}; choose another --out"
-                    )
-        write_json(marker, settings)
+        claim(self.out, settings_of(options, ("progress",)))
 
     # -- models ------------------------------------------------------------------------------------------------------
 
     def extended(self) -> Path:
         """The stock model with more positions, and its tokenizer."""
-        from transformers import AutoModel
-
         folder = self.out / "extended"
         if not folder.is_dir():
             model = hax.extend_positions(AutoModel.from_pretrained(ensure("minilm")), self.options.longest)
@@ -109,8 +92,6 @@ class Run:
 
     def stage1(self, seed: int) -> dict[str, Any]:
         """Convert and train the kernels: the library's distillation without a task. Returns its results."""
-        from hf_attn_ext.training import distill
-
         steps, texts = self.options.steps, self.out / "stage1-texts"
         length = min(4 * self.window, self.options.longest)
         if not texts.is_dir():
@@ -139,8 +120,6 @@ class Run:
 
     def converted(self, seed: int) -> Path:
         """The bare encoder with the trained kernels; its other weights are the stock model's."""
-        from transformers import AutoModel, AutoModelForSequenceClassification
-
         folder = self.out / f"model-{seed}"
         if not folder.is_dir():
             trained = AutoModelForSequenceClassification.from_pretrained(self.out / f"stage1-{seed}" / "model")
@@ -154,8 +133,6 @@ class Run:
 
     def model(self, kind: str, seed: int = 0) -> torch.nn.Module:
         """The encoder in one form: ``softmax``, ``converted`` or ``uniform``."""
-        from transformers import AutoModel
-
         found = AutoModel.from_pretrained(self.converted(seed) if kind == "converted" else self.extended())
         if kind == "uniform":
             hax.convert(found, kernel="uniform", num_features=1)
@@ -183,9 +160,9 @@ class Run:
             count += len(batch)
             if time.perf_counter() - last > 20 or count == len(order):
                 last = time.perf_counter()
-                save(path, found)
+                save_array(path, found)
                 if self.options.progress:
-                    say(f"{name}: {count} of {len(order)} texts, {last - start:.0f} s")
+                    say("long", f"{name}: {count} of {len(order)} texts, {last - start:.0f} s")
         return found
 
     def _forward(self, model: torch.nn.Module, rows: list[list[int]]) -> np.ndarray:
@@ -245,9 +222,9 @@ class Run:
 
     def short_task(self, seeds: list[int]) -> dict[str, Any]:
         """Valence of review sentences, and how close the converted embeddings are to the stock model's."""
-        rows = data.read_reviews("train", 2 * self.options.sentences)
+        rows = data.some_reviews("train", 2 * self.options.sentences)
         cut = len(rows)
-        rows += data.read_reviews("test", self.options.sentences)
+        rows += data.some_reviews("test", self.options.sentences)
         ids = self.tokenizer([row["text"] for row in rows], add_special_tokens=False)["input_ids"]
         ids = [row[: self.window - 2] for row in ids]
         labels = np.array([float(row["label"]) for row in rows])
@@ -295,7 +272,7 @@ class Run:
         path = self.out / "cost.json"
         if not path.is_file():
             if self.options.progress:
-                say("time and memory")
+                say("long", "time and memory")
             command = [sys.executable, "-m", "benchmarks.studies.long_texts.cost", str(self.extended())]
             command += [str(self.converted(self.options.seeds[0])), ",".join(map(str, self.lengths))]
             command.append("bf16" if self.bf16 else "no")
@@ -306,13 +283,9 @@ class Run:
         return read_json(path)
 
 
-def save(path: Path, array: np.ndarray) -> None:
-    with atomic_write(path) as beside, open(beside, "wb") as file:
-        np.save(file, array)
-
-
+@report_errors
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--longest", type=int, default=4096, help="tokens of a document")
     parser.add_argument("--documents", type=int, default=120, help="addresses of that length, at most; there are 187")
     parser.add_argument("--sentences", type=int, default=600, help="reviews to test on; twice as many to fit on")
@@ -323,25 +296,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", default="runs/long")
     parser.add_argument("--quiet", dest="progress", action="store_false", help="no progress on stderr")
     options = parser.parse_args(arguments)
-    try:
-        return run(options)
-    except (AttnExtError, AssetError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    return run(options)
 
 
 def run(options: argparse.Namespace) -> int:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        seeds = options.seeds = [int(part) for part in options.seeds.split(",")]
-    except ValueError:
-        raise AttnExtError(f"--seeds takes whole numbers with commas, got {options.seeds!r}") from None
-    for name in ("documents", "sentences", "steps"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise AttnExtError(f"--{name} must be at least 1, got {getattr(options, name)}")
+    quiet()
+    seeds = options.seeds = seeds_of(options.seeds)
+    check_least(options, documents=1, sentences=1, steps=1)
     job = Run(options)
     transfer = [job.stage1(seed)["transfer"] for seed in seeds]
     predicted = job.long_task(seeds)
@@ -366,14 +327,8 @@ def run(options: argparse.Namespace) -> int:
         "transfer": transfer,
         "heads": job.heads(seeds),
         "cost": job.cost(),
-        "versions": versions(),
     }
-    write_json(job.out / "results.json", report)
-    text = reporting.markdown(report)
-    write_text(job.out / "results.md", text)
-    reporting.draw(report, job.out / "results.png")
-    print(text)
-    print(f"written: {job.out}/results.json, .md, .png")
+    write_results(job.out, report, reporting.tables(report), reporting.draw(report))
     return 0
 
 

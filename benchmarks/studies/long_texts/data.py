@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.assets import ensure
+from benchmarks.studies.common.texts import by_film, read_addresses, read_reviews
 from hf_attn_ext.errors import AttnExtError
 
 SHORTEST = 32  # tokens of a text in stage 1
 SENTENCE = 25  # tokens of a review sentence, about
 
 
-def read_addresses(*splits: str) -> list[dict[str, Any]]:
-    rows = []
-    for split in splits:
-        with open(ensure("sotu") / f"{split}.jsonl", encoding="utf-8") as file:
-            rows += [json.loads(line) for line in file]
-    return rows
-
-
-def read_reviews(split: str, count: int | None = None) -> list[dict[str, str]]:
-    """The review sentences of a split, or so many of them, drawn."""
-    with open(ensure("reviews") / f"{split}.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return rows if count is None else [rows[i] for i in np.random.default_rng(0).permutation(len(rows))[:count]]
+def some_reviews(split: str, count: int) -> list[dict[str, str]]:
+    """Return ``count`` review sentences of a split, drawn."""
+    rows = read_reviews(split)
+    return [rows[i] for i in np.random.default_rng(0).permutation(len(rows))[:count]]
 
 
 def long_documents(tokenizer: Any, longest: int, limit: int | None) -> tuple[list[list[int]], np.ndarray, np.ndarray]:
@@ -62,9 +52,7 @@ def write_stage1(folder: Path, tokenizer: Any, count: int, window: int, longest:
     addresses = [row["text"] for row in read_addresses("validation")]
     spans = tokenizer(addresses, return_offsets_mapping=True, add_special_tokens=False, verbose=False)["offset_mapping"]
     for split, rows, top in (("train", count, longest), ("validation", 12, window)):
-        films: dict[str, list[str]] = {}
-        for row in read_reviews(split):
-            films.setdefault(row["movie"], []).append(row["text"])
+        films = by_film(read_reviews(split))
         names, generator = list(films), np.random.default_rng([4, len(films)])
         with open(folder / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)

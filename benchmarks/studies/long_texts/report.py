@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.studies.common.results import BLUE, GREEN, RED, new_figure
 
 CONTESTANTS = {  # name: what it is, colour, line
     "bag of words": ("no network: which words come how often", "#9a9a9a", ":"),
-    "no attention": ("control: plain averaging in every layer", "#b23b3b", "--"),
-    "softmax": ("MiniLM as it is", "#1f4fa3", "-"),
-    "softmax in windows": (None, "#1f4fa3", "--"),
-    "converted": ("linear kernel in all layers", "#2a7f62", "-"),
+    "no attention": ("control: plain averaging in every layer", RED, "--"),
+    "softmax": ("MiniLM as it is", BLUE, "-"),
+    "softmax in windows": (None, BLUE, "--"),
+    "converted": ("linear kernel in all layers", GREEN, "-"),
 }
 MIB = 2**20
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """Three tables: long documents, short texts, cost."""
-    parts = [_long(report), _short(report["short_texts"], report["heads"]), _cost(report)]
-    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+def tables(report: dict[str, Any]) -> list[str]:
+    """Return the lines of three tables: long documents, short texts, cost."""
+    return [*_long(report), "", *_short(report["short_texts"], report["heads"]), "", *_cost(report)]
 
 
 def _long(report: dict[str, Any]) -> list[str]:
@@ -95,16 +96,10 @@ def _cost(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Error, time and memory over the tokens read."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from hf_attn_ext._util.files import atomic_write
-
-    figure, (error, seconds, memory) = plt.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
+def draw(report: dict[str, Any]) -> Figure:
+    """Return the figure of error, time and memory over the tokens read."""
+    figure = new_figure(13.5, 4.2)
+    error, seconds, memory = figure.subplots(1, 3)
     for place, (name, (_, colour, line)) in enumerate(CONTESTANTS.items()):
         found = {
             int(key.rpartition(", ")[2]): row for key, row in report["years"].items() if key.split(", ")[0] == name
@@ -149,6 +144,4 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axis.set_xticks(ticks, [f"{length:,}" for length in ticks])
         axis.set_xlabel("tokens read")
         axis.grid(alpha=0.25)
-    with atomic_write(path) as beside:
-        figure.savefig(beside, format="png", dpi=130)
-    plt.close(figure)
+    return figure

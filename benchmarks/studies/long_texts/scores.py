@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 import hf_attn_ext as hax
+from benchmarks.studies.common.results import group_draws
+from hf_attn_ext.training import attention_losses
 
 RESAMPLES = 1000
 
@@ -76,13 +78,7 @@ def compared(
         By contestant: ``score``, its ``error`` (bootstrap standard error), ``seeds`` (each seed's score),
         ``difference`` to the reference and its ``difference_error`` (the same draws for both).
     """
-    names, indices = np.unique(groups, return_inverse=True)
-    members = [np.flatnonzero(indices == group) for group in range(len(names))]
-    generator = np.random.default_rng(0)
-    draws = [
-        np.concatenate([members[group] for group in generator.integers(len(members), size=len(members))])
-        for _ in range(RESAMPLES)
-    ]
+    draws = list(group_draws(groups, RESAMPLES))
     drawn = {
         name: np.array([np.mean([metric(targets[rows], seed[rows]) for seed in seeds]) for rows in draws])
         for name, seeds in predicted.items()
@@ -116,8 +112,6 @@ def heads_error(model: torch.nn.Module, texts: list[torch.Tensor], queries: int 
         texts: token ids, (1, N) each.
         queries: of each text, evenly spread.
     """
-    from hf_attn_ext.training import attention_losses
-
     sums: dict[str, torch.Tensor] = {}
 
     def listen(call: hax.integration.AttentionCall) -> None:

@@ -25,38 +25,33 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.assets import AssetError, ensure
-from benchmarks.studies.common.options import seeds_of
-from hf_attn_ext._util.files import atomic_write, read_json, write_json, write_text
+from benchmarks.assets import ensure
+from benchmarks.studies.common.folders import claim, make_folder, settings_of, whole_file
+from benchmarks.studies.common.options import check_least, make_parser, report_errors, seeds_of
+from benchmarks.studies.common.results import write_results
+from hf_attn_ext._util.files import read_json, write_json
+from hf_attn_ext.cli.models import quiet
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.readable_layers import capturable_layers, max_tokens
 from hf_attn_ext.probe.applications.segmentation import SIMILARITIES, sentence_similarities
 from hf_attn_ext.probe.applications.segmentation_scores import segmentation_scores
 from hf_attn_ext.probe.applications.sentence_vectors import SENTENCE, sentence_vectors
-from hf_attn_ext.training.results import versions
 
 from . import contestants as contest
 from . import data, rivals
 from . import report as reporting
 
 TRAINING_SEED = 1000
-FREE = (
-    "out",
-    "progress",
-    "training",
-    "documents",
-    "seeds",
-    "reviews",
-)  # a folder may hold more documents than a run asks for
+# A folder may hold more documents than a run asks for.
+FREE = ("progress", "training", "documents", "reviews")
 
 
 class Run:
     """Models, and what they read; every document's reading is kept in the folder."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from transformers import AutoModel, AutoTokenizer
-
         self.options, self.out = options, Path(options.out)
         self.tokenizer = AutoTokenizer.from_pretrained(ensure("minilm"))
         self.model = AutoModel.from_pretrained(ensure("minilm")).eval()
@@ -64,15 +59,8 @@ class Run:
         self.random = AutoModel.from_config(self.model.config).eval()
         self.layers = len(capturable_layers(self.model))
         self.window = min(options.window, max_tokens(self.model))
-        marker, settings = self.out / "settings.json", {k: v for k, v in vars(options).items() if k not in FREE}
-        if marker.is_file():
-            for name, before in read_json(marker).items():
-                if before != settings[name]:
-                    raise AttnExtError(
-                        f"{self.out} holds a run with --{name} {before}, not {settings[name]}; choose another --out"
-                    )
-        (self.out / "documents").mkdir(parents=True, exist_ok=True)
-        write_json(marker, settings)
+        claim(self.out, settings_of(options, FREE))
+        make_folder(self.out / "documents")
 
     def read(self, documents: list[data.Document], usual: float) -> list[contest.Data]:
         found = []
@@ -105,7 +93,7 @@ class Run:
             limit = max_tokens(self.model)
             embedded = rivals.embeddings(self.model, self.tokenizer, document.sentences, limit)
             found["embedding"] = embedded.astype(np.float32)
-            with atomic_write(path) as beside, open(beside, "wb") as file:
+            with whole_file(path) as file:
                 np.savez_compressed(file, **found)
         with np.load(path) as kept:
             return dict(kept)
@@ -134,8 +122,9 @@ def evaluate(
     return found
 
 
+@report_errors
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--training", type=int, default=16, help="documents from the training years to choose on")
     parser.add_argument("--documents", type=int, default=10, help="documents from other years, for each seed")
     parser.add_argument("--reviews", type=int, default=12, help="documents of film reviews; 0 leaves them out")
@@ -145,22 +134,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", default="runs/segmentation")
     parser.add_argument("--quiet", dest="progress", action="store_false", help="no progress on stderr")
     options = parser.parse_args(arguments)
-    try:
-        return run(options)
-    except (AttnExtError, AssetError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    return run(options)
 
 
 def run(options: argparse.Namespace) -> int:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    quiet()
     seeds = seeds_of(options.seeds)
-    for name, least in (("training", 2), ("documents", 2), ("reviews", 0), ("pieces", 2), ("window", 8)):
-        if getattr(options, name) < least:
-            raise AttnExtError(f"--{name} must be at least {least}, got {getattr(options, name)}")
+    check_least(options, training=2, documents=2, reviews=0, pieces=2, window=8)
     pieces = options.pieces
     training = data.documents("training", data.addresses("train"), options.training, pieces, TRAINING_SEED)
     sources = data.addresses("test")
@@ -184,7 +164,6 @@ def run(options: argparse.Namespace) -> int:
             for name, documents in {"training": learnt, **corpora}.items()
         },
         "settings": {},
-        "versions": versions(),
     }
     for setting, known in (("known", True), ("unknown", False)):
         tuned = contest.tune(learnt, known, job.layers)
@@ -198,12 +177,7 @@ def run(options: argparse.Namespace) -> int:
             },
             "documents": scores,
         }
-    write_json(job.out / "results.json", report)
-    text = reporting.markdown(report)
-    write_text(job.out / "results.md", text)
-    reporting.draw(report, corpora["addresses"][0], job.out / "results.png")
-    print(text)
-    print(f"written: {job.out}/results.json, .md, .png")
+    write_results(job.out, report, reporting.tables(report), reporting.draw(report, corpora["addresses"][0]))
     if options.progress:
         print(f"[segmentation] processor time {time.process_time():.0f} s", file=sys.stderr)
     return 0

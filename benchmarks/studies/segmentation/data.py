@@ -6,14 +6,12 @@ president, or about another film. Joined by a space: no line break gives a borde
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
-import json
 
 import numpy as np
 
-from benchmarks.assets import ensure
+from benchmarks.studies.common.texts import by_film, read_addresses, read_reviews
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import sentence_starts
 
@@ -39,24 +37,19 @@ class Document:
 
 
 def addresses(split: str) -> list[tuple[str, list[str]]]:
-    """(president, sentences) of each address of a split by years."""
-    found = []
-    with open(ensure("sotu") / f"{split}.jsonl", encoding="utf-8") as file:
-        for row in map(json.loads, file):
-            text = " ".join(row["text"].split())
-            edges = [*sentence_starts(text), len(text)]
-            parts = [text[first:end].strip() for first, end in itertools.pairwise(edges)]
-            found.append((row["president"], parts))
-    return found
+    """Return (president, sentences) of each address of a split by years."""
+    sources = []
+    for row in read_addresses(split):
+        text = " ".join(row["text"].split())
+        edges = [*sentence_starts(text), len(text)]
+        parts = [text[first:end].strip() for first, end in itertools.pairwise(edges)]
+        sources.append((row["president"], parts))
+    return sources
 
 
 def reviews(split: str) -> list[tuple[str, list[str]]]:
-    """(film, sentences of its reviews) of each film of a split."""
-    films: dict[str, list[str]] = {}
-    with open(ensure("reviews") / f"{split}.csv", newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            films.setdefault(row["movie"], []).append(row["text"])
-    return list(films.items())
+    """Return (film, sentences of its reviews) of each film of a split."""
+    return list(by_film(read_reviews(split)).items())
 
 
 def documents(name: str, sources: list[tuple[str, list[str]]], count: int, pieces: int, seed: int) -> list[Document]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.studies.common.results import new_figure
+
+from .contestants import cut_with
 
 RESAMPLES = 2000
 METRICS = ("pk", "windowdiff", "f1")
@@ -45,8 +49,8 @@ def _interval(values: np.ndarray, draws: np.ndarray) -> dict[str, float]:
     return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """A table for each corpus and setting, and what was chosen."""
+def tables(report: dict[str, Any]) -> list[str]:
+    """Return the lines of a table for each corpus and setting, and of what was chosen."""
     lines: list[str] = []
     for corpus in report["settings"]["known"]["corpora"]:
         for setting, of_setting in report["settings"].items():
@@ -61,7 +65,7 @@ def markdown(report: dict[str, Any]) -> str:
         for name, row in of_setting["tuned"].items():
             chosen = ", ".join(f"{key} {_shown(value)}" for key, value in row["options"].items() if value is not None)
             lines.append(f"- {setting} number, {name}: {chosen or 'nothing'} ({row['training_pk']:.3f})")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _shown(value: Any) -> str:
@@ -89,19 +93,10 @@ def _table(report: dict[str, Any], corpus: str, setting: str, rows: dict[str, An
     return lines
 
 
-def draw(report: dict[str, Any], example: Any, path: Path) -> None:
-    """Scores along one document with its true and found borders, and bars of Pk."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from hf_attn_ext._util.files import atomic_write
-
-    from .contestants import cut_with
-
+def draw(report: dict[str, Any], example: Any) -> Figure:
+    """Return the scores along one document with its true and found borders, and bars of Pk."""
     corpora = list(report["settings"]["known"]["corpora"])
-    figure = plt.figure(figsize=(13, 8.2), layout="constrained")
+    figure = new_figure(13, 8.2)
     grid = figure.add_gridspec(2, 2 * len(corpora), height_ratios=[1, 1.25])
     axis = figure.add_subplot(grid[0, :])
     option = report["settings"]["known"]["tuned"]["similarity, scatter"]["options"]
@@ -132,6 +127,4 @@ def draw(report: dict[str, Any], example: Any, path: Path) -> None:
         bars.set_xlim(0, 0.7)
         bars.grid(axis="x", alpha=0.25)
         bars.tick_params(labelsize=8, labelleft=place == 0)
-    with atomic_write(path) as beside:
-        figure.savefig(beside, format="png", dpi=110)
-    plt.close(figure)
+    return figure

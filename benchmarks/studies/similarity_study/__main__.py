@@ -32,23 +32,21 @@ from typing import Any
 
 import torch
 
-from benchmarks.assets import AssetError
+from benchmarks.studies.common.options import check_least, make_parser, report_errors, say
 from hf_attn_ext._util.files import read_json, write_json, write_text
+from hf_attn_ext._util.versions import versions
+from hf_attn_ext.cli.models import load_any, load_tokenizer, quiet
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ContextSimilarityProbe, ProbeConfig, ProbeRun
 from hf_attn_ext.probe.corpus.annotate import annotate
-from hf_attn_ext.probe.report.report import LIMIT, versions
-from hf_attn_ext.probe.run import run_statistics, write_run
+from hf_attn_ext.probe.report.report import LIMIT
+from hf_attn_ext.probe.run import PACKAGES, run_statistics, write_run
 from hf_attn_ext.probe.run_folder import RunFolder
 
 from . import data
 from . import page as paging
 
 FEWER = ("reference", "untrained", "shuffled")  # the first is the trained model on the controls' texts
-
-
-def say(text: str) -> None:
-    print(f"[study] {text}", file=sys.stderr, flush=True)
 
 
 def untrained(model: Any, seed: int) -> Any:
@@ -61,7 +59,7 @@ def run_one(name: str, model: Any, tokenizer: Any, config: ProbeConfig, out: Pat
     """One run of the probe; what it took is noted in ``OUT/NAME-time.json`` where it read any text."""
     saved = RunFolder(config.out, 0, 1)
     done = saved.load()[1]
-    say(f"{name}: {config.limit:,} texts" + (f", {done:,} of them done" if done else ""))
+    say("study", f"{name}: {config.limit:,} texts" + (f", {done:,} of them done" if done else ""))
     spent = {"wall": 0.0, "processor": 0.0}
     with clock(spent):
         found = run_statistics(model, tokenizer, config)
@@ -120,8 +118,9 @@ def speed(model: Any, tokenizer: Any, found: ProbeRun, batches: int) -> dict[str
     }
 
 
+@report_errors
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="minilm", help="minilm, rxnfp, a model's folder, or a hub id")
     parser.add_argument("--texts", type=int, default=20_000, help="how many to draw")
     parser.add_argument("--control-texts", type=int, default=2_000, help="of them, for either control; 0: no controls")
@@ -137,20 +136,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, help="a Markdown file whose part about this model is written anew")
     parser.add_argument("--quiet", dest="progress", action="store_false", help="no progress bar")
     options = parser.parse_args(arguments)
-    try:
-        return run(options)
-    except (AttnExtError, AssetError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    return run(options)
 
 
 def run(options: argparse.Namespace) -> int:
-    from hf_attn_ext.cli.models import load_any, load_tokenizer, quiet
-
     quiet()
-    for name, least in {"texts": 2, "control_texts": 0, "tokens": 8, "browse": 0, "batch_size": 1, "timed": 1}.items():
-        if getattr(options, name) < least:
-            raise AttnExtError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
+    check_least(options, texts=2, control_texts=0, tokens=8, browse=0, batch_size=1, timed=1)
     source = data.source_of(options.model, options.data, options.tokens)
     out = Path(options.out or f"runs/study-{source.name}")
     if options.page is not None and not options.page.is_file():
@@ -187,7 +178,7 @@ def run(options: argparse.Namespace) -> int:
         # all of a control's texts are in the sample: there would be few of them
         changed = dataclasses.replace(config, sample=1.0, browse=0, **other)
         runs[name] = run_one(name, its, tokenizer, changed, out)
-    say(f"timing {options.timed} batches")
+    say("study", f"timing {options.timed} batches")
     timed = speed(model, tokenizer, runs["trained"], options.timed)
     times = out / "trained-time.json"
     timed["run"] = read_json(times) if times.is_file() else None
@@ -200,7 +191,7 @@ def run(options: argparse.Namespace) -> int:
         size,
         command(options),
         {name: getattr(runs["trained"].corpus, name) for name in ("document_count", "drawn_from", "left")},
-        versions(),
+        versions(*PACKAGES),
     )
     text = paging.markdown(study)
     write_text(out / "study.md", text)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks.assets import ensure
-
-PARTS = ("train", "validation", "test")
+from benchmarks.studies.common.texts import SPLITS, by_film, read_addresses, read_reviews
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +50,8 @@ def source_of(model: str, files: list[str] | None, tokens: int) -> Source:
 
 
 def english() -> str:
-    """The addresses one by one, and the review sentences of each film one after another, as JSON lines."""
-    documents = []
-    for part in PARTS:
-        lines = (ensure("sotu") / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()
-        documents += [{"text": json.loads(line)["text"], "from": "sotu"} for line in lines]
-    films: dict[str, list[str]] = {}
-    for part in PARTS:
-        with open(ensure("reviews") / f"{part}.csv", newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                films.setdefault(row["movie"], []).append(row["text"])
+    """Return the addresses one by one, and the review sentences of each film one after another, as JSON lines."""
+    documents = [{"text": row["text"], "from": "sotu"} for row in read_addresses(*SPLITS)]
+    films = by_film(read_reviews(*SPLITS))
     documents += [{"text": " ".join(sentences), "from": "reviews"} for sentences in films.values()]
-    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in documents)
+    return "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents)

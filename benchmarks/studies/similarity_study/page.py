@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.studies.common.results import new_figure, save_figure
 from hf_attn_ext._util.files import atomic_write
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.probe import ProbeStatistics
@@ -219,9 +220,7 @@ _CLOCKS = ("processor", "wall")
 
 def draw(study: Study, path: Path) -> None:
     """Four statistics by layer: trained, by chance, at the same distances, untrained, shuffled."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.2, 6.4), layout="constrained")
+    figure = new_figure(9.2, 6.4)
     panels = {
         "distance": "distance of high pairs in tokens",
         "within_sentence": f"high pairs inside one {study.source.sentence.split(':')[0]}, %",
@@ -253,8 +252,7 @@ def draw(study: Study, path: Path) -> None:
         label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    with atomic_write(path) as beside:
-        figure.savefig(beside, format="png", dpi=100, metadata={"Software": None})
+    save_figure(figure, path, dpi=100)
 
 
 _LINES = {

@@ -29,67 +29,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 
-from benchmarks.assets import AssetError
-from benchmarks.studies.common.options import seeds_of
+import hf_attn_ext as hax
+from benchmarks.assets import ensure
+from benchmarks.studies.common.folders import claim, settings_of, tidy
+from benchmarks.studies.common.options import check_sizes, make_parser, report_errors, say, seeds_of
+from benchmarks.studies.common.texts import Texts, documents, load
+from benchmarks.studies.common.vocabulary import train_tokenizer
+from hf_attn_ext._util.files import new_folder, read_json, write_json
+from hf_attn_ext.attention import list_kernels
+from hf_attn_ext.cli.models import quiet
 from hf_attn_ext.errors import AttnExtError, suggest
+from hf_attn_ext.training import Stage2Config, metrics
+from hf_attn_ext.training.data.encoding import Collator
+from hf_attn_ext.training.journal import Journal
+from hf_attn_ext.training.loop import train
+from hf_attn_ext.training.stages.finetune import TaskStage, predict, score_logits
 
 from .control import control_name, local_layers, windows
-from .corpus import Corpus
 from .models import build_model
 from .report import report
 
 KERNELS = ["flexformer_p", "hedgehog", "elu", "flexformer_n", "flexformer_s", "flexformer_sq", "performer", "rfa"]
 KERNELS += ["cosformer", "polaformer"]
 
-# What a run's numbers depend on, beside its name and seed.
-SETTINGS = (
-    "layers",
-    "heads",
-    "hidden",
-    "positions",
-    "local_window",
-    "initializer_range",
-    "context",
-    "vocabulary",
-    "feature_dim",
-    "steps",
-    "batch_size",
-    "lr",
-)
-SETTINGS += ("map_lr_factor", "window", "weight_decay", "validation_sequences", "test_sequences", "precision")
+CHOSEN = ("kernels", "once")  # which runs there are; everything else is a setting of them all
 
 
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    return {field: getattr(options, field) for field in SETTINGS}
-
-
-def run(name: str, seed: int, options: argparse.Namespace, corpus: Corpus, accelerator: Any) -> dict[str, Any]:
+def run(name: str, seed: int, options: argparse.Namespace, texts: Texts, accelerator: Any) -> dict[str, Any]:
     """Train one model and measure it on the test addresses; a finished run is read from its file."""
-    import hf_attn_ext as hax
-    from hf_attn_ext._util.files import new_folder, read_json, remove_folder, write_json
-    from hf_attn_ext.training import Stage2Config, metrics
-    from hf_attn_ext.training.journal import Journal
-    from hf_attn_ext.training.loop import train
-    from hf_attn_ext.training.stages.finetune import TaskStage, predict, score_logits
-
     folder = Path(options.out) / name / f"seed-{seed}"
-    settings = settings_of(options)
-    for path in (folder / "settings.json", folder / "result.json"):
-        known = read_json(path).get("settings", {}) if path.is_file() else settings
-        changed = next((field for field in settings if known.get(field) != settings[field]), None)
-        if changed:
-            raise AttnExtError(
-                f"{folder} holds a run with another {changed}: {known.get(changed)!r}, not {settings[changed]!r}; "
-                "choose another --out"
-            )
+    settings = settings_of(options, CHOSEN)
+    claim(folder, settings)
     if (folder / "result.json").is_file():
         return read_json(folder / "result.json")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "settings.json", {"settings": settings})
 
-    model = build_model(name, options, len(corpus.tokenizer), corpus.end, seed)
-    layers = hax.converted_layers(model)
+    model = build_model(name, options, len(texts.tokenizer), texts.tokenizer.eos_token_id, seed)
+    layers, collate = hax.converted_layers(model), Collator(texts.tokenizer, "language_modeling")
     config = Stage2Config(
         steps=options.steps,
         batch_size=options.batch_size,
@@ -108,8 +85,8 @@ def run(name: str, seed: int, options: argparse.Namespace, corpus: Corpus, accel
         config,
         "language_modeling",
         "perplexity",
-        corpus.validation,
-        corpus.collate,
+        texts.validation,
+        collate,
         accelerator,
         feature_maps=[parameter for layer in layers for parameter in layer.feature_map.parameters()],
     )
@@ -117,8 +94,8 @@ def run(name: str, seed: int, options: argparse.Namespace, corpus: Corpus, accel
     validation = train(
         stage,
         config,
-        corpus.train,
-        corpus.collate,
+        texts.train,
+        collate,
         accelerator,
         steps=options.steps,
         folder=folder / "checkpoints",
@@ -129,7 +106,7 @@ def run(name: str, seed: int, options: argparse.Namespace, corpus: Corpus, accel
     )
     seconds = time.perf_counter() - start
     model, _ = stage.release()
-    rows = predict(model, corpus.test, corpus.collate, accelerator, task="language_modeling")
+    rows = predict(model, texts.test, collate, accelerator, task="language_modeling")
     result = {
         "name": name,
         "seed": seed,
@@ -144,15 +121,15 @@ def run(name: str, seed: int, options: argparse.Namespace, corpus: Corpus, accel
     if name != control_name(options):  # its folder would open as plain softmax: windows are no part of a GPT-2
         with new_folder(folder / "model") as target:
             model.save_pretrained(target)
-            corpus.tokenizer.save_pretrained(target)
+            texts.tokenizer.save_pretrained(target)
     np.save(folder / "losses.npy", rows)
     write_json(folder / "result.json", result)
-    remove_folder(folder / "checkpoints")
+    tidy(folder)
     return result
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--kernels", default=",".join(KERNELS), help="with commas; none: the two baselines alone")
     parser.add_argument("--seeds", default="0", help="with commas; each is a run of every model")
     parser.add_argument("--once", default="", help="kernels that get the first seed alone, with commas")
@@ -187,8 +164,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def check(options: argparse.Namespace) -> list[tuple[str, int]]:
     """Return the runs, a model's name and a seed each; raise AttnExtError for what does not fit."""
-    from hf_attn_ext.attention import list_kernels
-
     kernels = [name for name in options.kernels.split(",") if name and name != "none"]
     once = [name for name in options.once.split(",") if name]
     for name in kernels:
@@ -201,39 +176,32 @@ def check(options: argparse.Namespace) -> list[tuple[str, int]]:
     for name, value in vars(options).items():
         if isinstance(value, int) and value < 1 and (name, value) != ("local_window", 0):
             raise AttnExtError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    if options.hidden % options.heads:
-        raise AttnExtError(f"--hidden {options.hidden} is no multiple of --heads {options.heads}")
     if any(local_layers(options)) and options.layers < 2:
         raise AttnExtError("--layers 1 leaves no layer beside the local ones: give more, or --local-window 0")
+    check_sizes(options)
     windows(options)
-    if options.vocabulary < 300:
-        raise AttnExtError(f"--vocabulary {options.vocabulary} is too small: 256 bytes, and some words")
     names = ["softmax", control_name(options), *kernels]
     return [(name, seed) for name in names for seed in (seeds[:1] if name in once else seeds)]
 
 
-def main(arguments: list[str] | None = None) -> int:
+@report_errors
+def main(arguments: list[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    try:
-        runs = check(options)
-        from accelerate import Accelerator
-        from transformers.utils import logging
+    runs = check(options)
 
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()
-        accelerator = Accelerator(mixed_precision=options.precision)
-        corpus = Corpus(options)
-        results = []
-        for name, seed in runs:
-            result = run(name, seed, options, corpus, accelerator)
-            perplexity, minutes = result["scores"]["perplexity"], result["seconds"] / 60
-            print(f"[sotu] {name} seed {seed}: {perplexity:.2f}, {minutes:.1f} min", file=sys.stderr, flush=True)
-            results.append(result)
-        report(results, options, settings_of(options), corpus)
-    except (AttnExtError, AssetError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    return 0
+    quiet()
+    accelerator = Accelerator(mixed_precision=options.precision)
+    folder, sizes = ensure("sotu"), (options.validation_sequences, options.test_sequences)
+    tokenizer_folder = Path(options.out) / f"tokenizer-{options.vocabulary}"
+    tokenizer = train_tokenizer(tokenizer_folder, load(folder).train.texts, options.vocabulary)
+    texts = documents(folder, tokenizer, options.context, True, *sizes)
+    results = []
+    for name, seed in runs:
+        result = run(name, seed, options, texts, accelerator)
+        perplexity, minutes = result["scores"]["perplexity"], result["seconds"] / 60
+        say("sotu", f"{name} seed {seed}: {perplexity:.2f}, {minutes:.1f} min")
+        results.append(result)
+    report(results, options, settings_of(options, CHOSEN), texts)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
 
 from hf_attn_ext.errors import AttnExtError
 
@@ -43,9 +45,6 @@ def windows(options: argparse.Namespace) -> list[int]:
 
 def register_windows() -> None:
     """Enter the control's attention function, and the mask function that has to go with it, in the host's tables."""
-    from transformers.masking_utils import AttentionMaskInterface
-    from transformers.modeling_utils import AttentionInterface
-
     AttentionInterface.register(WINDOWED, windowed_attention)
     # Padding stands on the right, where no window reaches.
     AttentionMaskInterface.register(WINDOWED, lambda *arguments, **keywords: None)

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen2Config
 
+import hf_attn_ext as hax
+from hf_attn_ext.attention import make_feature_map
 from hf_attn_ext.errors import AttnExtError
 
 from .control import WINDOWED, control_name, local_layers, register_windows, windows
@@ -26,8 +29,6 @@ def stock_model(options: argparse.Namespace, vocabulary: int, end: int, seed: in
 
     No dropout: the text is passed over only once or so.
     """
-    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen2Config
-
     torch.manual_seed(seed)  # the same initial weights for all, as far as the MLPs' widths are the same
     tokens = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "vocab_size": vocabulary}
     inner = inner or mlp_width(options)
@@ -66,7 +67,6 @@ def kernel_options(kernel: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def num_features_for(kernel: str, head_dim: int, feature_dim: int) -> int:
     """The most features whose ``feature_dim`` is not above the wanted one (kernels of one width have that)."""
-    from hf_attn_ext.attention import make_feature_map
 
     def too_wide(n: int) -> bool:
         return make_feature_map(kernel, 1, head_dim, n).feature_dim > feature_dim
@@ -76,7 +76,6 @@ def num_features_for(kernel: str, head_dim: int, feature_dim: int) -> int:
 
 def build_model(name: str, options: argparse.Namespace, vocabulary: int, end: int, seed: int) -> nn.Module:
     """The model of one run: ``softmax``, ``last-8`` or a kernel's, all of the same number of parameters."""
-    import hf_attn_ext as hax
 
     def stock(inner: int | None = None) -> nn.Module:
         return stock_model(options, vocabulary, end, seed, inner)

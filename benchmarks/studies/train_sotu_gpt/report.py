@@ -10,11 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.studies.common.results import (
+    BLUE,
+    GREEN,
+    GREY,
+    OURS,
+    RED,
+    emphasised,
+    markdown,
+    new_figure,
+    write_results,
+)
+from hf_attn_ext.training.metrics import difference_error
 
 from .control import control_name
-from .corpus import Corpus
-
-OURS = "flexformer"
 
 
 @dataclasses.dataclass
@@ -57,8 +68,6 @@ class Row:
 
     def beyond(self, other: Row, seeds: Iterable[int] | None = None) -> Difference:
         """Nats a token more than ``other`` has, on the same tokens, over ``seeds``; None: those that both have."""
-        from hf_attn_ext.training.metrics import difference_error
-
         if seeds is None:
             theirs = {run["seed"] for run in other.runs}
             seeds = [run["seed"] for run in self.runs if run["seed"] in theirs]
@@ -79,26 +88,26 @@ def table(rows: list[Row], options: argparse.Namespace) -> list[str]:
     """The results as Markdown: softmax, the control, then the kernels from the best."""
     by_name = {row.name: row for row in rows}
     softmax, control = by_name["softmax"], by_name[control_name(options)]
-    out = [
-        "| model | features | parameters | perplexity | against softmax | nats beyond softmax | of the gap | seeds |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["model", "features", "parameters", "perplexity", "against softmax", "nats beyond softmax", "of the gap"]
+    cells = []
     for row in rows:
         first, beyond = row.runs[0], row.beyond(softmax)
         gap = control.beyond(softmax, beyond.by_seed)
         closed = f"{1 - beyond.mean / gap.mean:.0%}" if gap.mean > 0 else "-"
-        cells = [
-            f"**{row.name}**" if row.name.startswith(OURS) else row.name,
-            str(first["feature_dim"] or "-"),
-            f"{first['parameters']:,}",
-            f"{row.perplexities.mean():.2f} ± {row.spread:.2f}",
-            "-" if row is softmax else f"{math.exp(beyond.mean) - 1:+.1%}",
-            "-" if row is softmax else str(beyond),
-            closed,
-            str(len(row.runs)),
-        ]
-        out.append(f"| {' | '.join(cells)} |")
-    out += [
+        cells.append(
+            [
+                emphasised(row.name),
+                str(first["feature_dim"] or "-"),
+                f"{first['parameters']:,}",
+                f"{row.perplexities.mean():.2f} ± {row.spread:.2f}",
+                "-" if row is softmax else f"{math.exp(beyond.mean) - 1:+.1%}",
+                "-" if row is softmax else str(beyond),
+                closed,
+                str(len(row.runs)),
+            ]
+        )
+    out = [
+        *markdown([*head, "seeds"], cells),
         "",
         "Test addresses. ±: standard deviation over seeds, or for one seed the bootstrap standard error over sequences "
         "(the runs share the text, so their differences are surer than that). The columns that compare with softmax do "
@@ -121,51 +130,32 @@ def duel(kernels: list[Row]) -> list[str]:
     return ["", f"{best.name} beyond {other.name}: {beyond} nats a token; by seed {seeds}."]
 
 
-def draw(rows: list[Row], options: argparse.Namespace, path: Path) -> None:
-    """Bars: how far each kernel is beyond softmax, and the control as a line."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from hf_attn_ext._util.files import atomic_write
-
+def draw(rows: list[Row], options: argparse.Namespace) -> Figure:
+    """Return bars of how far each kernel is beyond softmax, and the control as a line."""
     by_name = {row.name: row for row in rows}
     softmax, control = by_name["softmax"], by_name[control_name(options)]
     bars = [row for row in rows if row not in (softmax, control)]
     beyond = [row.beyond(softmax) for row in bars]
-    figure, axis = plt.subplots(figsize=(8, 1.4 + 0.34 * max(1, len(bars))), layout="constrained")
-    colors = ["#2a7f62" if row.name.startswith(OURS) else "#8a8f98" for row in bars]
+    figure = new_figure(8, 1.4 + 0.34 * max(1, len(bars)))
+    axis = figure.subplots()
+    colors = [GREEN if row.name.startswith(OURS) else GREY for row in bars]
     errors = [each.error for each in beyond]
     axis.barh(range(len(bars)), [each.mean for each in beyond], xerr=errors, color=colors, capsize=2)
     names = [row.name + (f" ({len(row.runs)} seeds)" if len(row.runs) > 1 else "") for row in bars]
     axis.set_yticks(range(len(bars)), names)
     axis.invert_yaxis()
-    axis.axvline(0, color="#1f4fa3", label="softmax")
-    axis.axvline(control.beyond(softmax).mean, color="#b23b3b", linestyle=":", label=control.name)
+    axis.axvline(0, color=BLUE, label="softmax")
+    axis.axvline(control.beyond(softmax).mean, color=RED, linestyle=":", label=control.name)
     axis.set_xlabel("nats a token beyond softmax on the test addresses, same seeds")
     axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-    with atomic_write(path) as beside:
-        figure.savefig(beside, format="png", dpi=130)
-    plt.close(figure)
+    return figure
 
 
-def report(
-    results: list[dict[str, Any]], options: argparse.Namespace, settings: dict[str, Any], corpus: Corpus
-) -> None:
+def report(results: list[dict[str, Any]], options: argparse.Namespace, settings: dict[str, Any], texts: Any) -> None:
     """Write and print what the runs came to."""
-    from hf_attn_ext._util.files import write_json, write_text
-    from hf_attn_ext.training.results import versions
-
     names = list(dict.fromkeys(result["name"] for result in results))
     out = Path(options.out)
     rows = [Row(name, [result for result in results if result["name"] == name], out) for name in names]
     rows[2:] = sorted(rows[2:], key=lambda row: row.beyond(rows[0]).mean)
-    lines = table(rows, options)
-    content = {"settings": settings, "corpus": str(corpus), "runs": results, "versions": versions()}
-    write_json(out / "results.json", content)
-    write_text(out / "results.md", "\n".join(lines) + "\n")
-    draw(rows, options, out / "results.png")
-    print(f"sotu: {corpus}")
-    print("\n".join(lines))
-    print(f"written: {out}/results.json, .md, .png")
+    content = {"settings": settings, "texts": str(texts), "runs": results}
+    write_results(out, content, [f"sotu: {texts}", "", *table(rows, options)], draw(rows, options))

@@ -19,14 +19,26 @@ over all labels by their count, without label smoothing, whatever the batches an
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+
+import hf_attn_ext as hax
+from benchmarks.studies.common.options import make_parser
+from hf_attn_ext._util.files import new_folder, write_json
+from hf_attn_ext._util.versions import versions
 from hf_attn_ext.errors import AttnExtError
+from hf_attn_ext.integration import accept_neighbour_ids
+from hf_attn_ext.training import BlockTwoStreamCollator, ButterflyCollator, LabelLoss
+from hf_attn_ext.training.data.encoding import encode_documents
+from hf_attn_ext.training.data.loading import load_task_data
+from hf_attn_ext.training.results import PACKAGES
 
 from .settings import (
     MaskTraining,
@@ -43,11 +55,6 @@ from .settings import (
 
 def open_model(config: MaskTraining) -> tuple[Any, Any]:
     """The model as it is stored, and its tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
-
-    import hf_attn_ext  # noqa: F401
-
     try:
         found = AutoConfig.from_pretrained(config.model)
         # BERT and its like are in both mappings, and causal only where their configuration says so.
@@ -72,10 +79,6 @@ def open_model(config: MaskTraining) -> tuple[Any, Any]:
 
 def put_under_mask(config: MaskTraining, model: Any, tokenizer: Any, kernel: Any, length: int) -> tuple[Any, Any]:
     """The model, converted where asked for, and the collator that lays texts of ``length`` tokens out for it."""
-    import hf_attn_ext as hax
-    from hf_attn_ext.integration import accept_neighbour_ids
-    from hf_attn_ext.training import BlockTwoStreamCollator, ButterflyCollator
-
     if config.blocks:
         hax.add_mask_token(model, tokenizer)
     try:
@@ -90,8 +93,6 @@ def put_under_mask(config: MaskTraining, model: Any, tokenizer: Any, kernel: Any
 
 def read_texts(data: Any, loaded: Any, tokenizer: Any) -> tuple[Any, Any]:
     """Training and held-out sequences of token ids; long texts are cut into pieces, nothing is thrown away."""
-    from hf_attn_ext.training.data.encoding import encode_documents
-
     return tuple(
         encode_documents(
             getattr(loaded, split), tokenizer, data.max_length, data.packing, data.borders, f"data.{split}"
@@ -102,8 +103,6 @@ def read_texts(data: Any, loaded: Any, tokenizer: Any) -> tuple[Any, Any]:
 
 def loss_of_each(logits: Any, labels: Any) -> Any:
     """Of each text, the sum of its labels' cross-entropies and their count: (B, N, V) and (B, N) to float32 (B, 2)."""
-    import torch
-
     logits = logits[0] if isinstance(logits, tuple) else logits
     each = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
     return torch.stack([each.sum(1), (labels != -100).sum(1).float()], dim=1)
@@ -120,8 +119,6 @@ def loss_of_all(prediction: Any) -> dict[str, float]:
 def make_trainer(model: Any, arguments: Any, smoothing: float, **parts: Any) -> Any:
     """A Trainer whose loss is right whatever the accumulation and processes, and whose held-out loss is a label's."""
     import transformers
-
-    from hf_attn_ext.training import LabelLoss
 
     try:
         return transformers.Trainer(
@@ -179,10 +176,6 @@ def run(path: str, overrides: list[str]) -> dict[str, Any]:
     """Train, save, and return the held-out losses."""
     import transformers
 
-    from hf_attn_ext._util.files import new_folder, write_json
-    from hf_attn_ext.training.data.loading import load_task_data
-    from hf_attn_ext.training.results import versions
-
     config = read_config(path, overrides)
     data, kernel, out = data_config(config, path), kernel_config(config), Path(config.out)
     arguments, smoothing = training_arguments(config, path)
@@ -221,14 +214,16 @@ def run(path: str, overrides: list[str]) -> dict[str, Any]:
         with new_folder(out / "model") as target:
             trainer.model.save_pretrained(target)
             tokenizer.save_pretrained(target)
-        write_json(out / "results.json", {"config": dataclasses.asdict(config), **result, "versions": versions()})
+        write_json(
+            out / "results.json", {"config": dataclasses.asdict(config), **result, "versions": versions(*PACKAGES)}
+        )
         print(f"held-out loss, nats a prediction: {before:.3f} before, {after:.3f} after {steps} steps", end=" ")
         print(f"(seed {arguments.seed})\nwritten: {out / 'model'}, {out / 'results.json'}")
     return result
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--config", required=True, help="a YAML file, such as those in configs/masks/")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="overrides the file")
     options = parser.parse_args(arguments)

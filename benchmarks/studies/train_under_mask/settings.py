@@ -9,7 +9,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
+
+import hf_attn_ext as hax
+from hf_attn_ext._util.files import read_json
+from hf_attn_ext._util.settings import apply_overrides, from_mapping, read_mapping
 from hf_attn_ext.errors import AttnExtError, suggest
+from hf_attn_ext.hasse import masks
+from hf_attn_ext.training import DataConfig
+from hf_attn_ext.training.data.loading import FILE_FORMATS
 
 MASKS = ("block_two_stream", "butterfly")
 REFUSED = {  # fields of TrainingArguments that would go against what the command does
@@ -59,9 +68,6 @@ class MaskTraining:
 
 def read_config(path: str, overrides: list[str]) -> MaskTraining:
     """Read the file and the settings of ``--set``; raise AttnExtError for what does not fit."""
-    from hf_attn_ext._util.settings import apply_overrides, from_mapping, read_mapping
-    from hf_attn_ext.hasse import masks
-
     config = from_mapping(MaskTraining, apply_overrides(read_mapping(path), overrides), where=path)
     name = config.mask.get("name")
     if name not in MASKS:
@@ -77,10 +83,6 @@ def read_config(path: str, overrides: list[str]) -> MaskTraining:
 
 def data_config(config: MaskTraining, where: str) -> Any:
     """The texts' DataConfig, whose folder is there."""
-    from hf_attn_ext._util.settings import from_mapping
-    from hf_attn_ext.training import DataConfig
-    from hf_attn_ext.training.data.loading import FILE_FORMATS
-
     task = "language_modeling"
     if config.data.get("task", task) != task:
         raise AttnExtError(f"{where}: data.task must be {task} or left out, got {config.data['task']!r}")
@@ -95,18 +97,11 @@ def data_config(config: MaskTraining, where: str) -> Any:
 
 def kernel_config(config: MaskTraining) -> Any:
     """The AttnExtConfig to convert with, or None."""
-    import hf_attn_ext as hax
-
     return None if config.kernel is None else hax.AttnExtConfig.from_dict(config.kernel, where="kernel")
 
 
 def training_arguments(config: MaskTraining, where: str) -> tuple[Any, float]:
     """The Trainer's arguments, and the label smoothing, which is LabelLoss's business instead."""
-    from transformers import TrainingArguments
-    from transformers.integrations import get_reporting_integration_callbacks
-
-    from hf_attn_ext._util.settings import from_mapping
-
     for name in REFUSED:
         if name in config.training and config.training[name] not in (None, False):
             raise AttnExtError(f"{where}: training.{name} is not for this command: {REFUSED[name]}")
@@ -156,8 +151,6 @@ def _check_numbers(arguments: Any, where: str) -> None:
 
 def checkpoint_of(out: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest whole checkpoint and its state; one whose state is not written yet is not whole."""
-    from hf_attn_ext._util.files import read_json
-
     states = {int(path.parent.name.split("-")[-1]): path for path in out.glob("checkpoints/checkpoint-*/*_state.json")}
     states = {step: path for step, path in states.items() if path.name == "trainer_state.json"}
     return (states[max(states)].parent, read_json(states[max(states)])) if states else None
@@ -176,10 +169,6 @@ def settings_of(config: MaskTraining, data: Any, processes: int) -> dict[str, An
 
 def check_settings(out: Path, settings: dict[str, Any]) -> None:
     """Raise AttnExtError where the folder holds a run with other settings than these."""
-    from transformers import TrainingArguments
-
-    from hf_attn_ext._util.files import read_json
-
     if checkpoint_of(out) is None and not (out / "results.json").is_file():
         return
     path = out / "settings.json"

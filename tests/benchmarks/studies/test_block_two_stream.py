@@ -12,7 +12,7 @@ import hf_attn_ext as hax
 from benchmarks.studies.block_two_stream import __main__ as block_two_stream
 from benchmarks.studies.block_two_stream.start import texts_of
 from benchmarks.studies.common.objectives import Blocks, NextToken
-from benchmarks.studies.common.summary import mean_loss
+from benchmarks.studies.common.results import mean_loss
 from benchmarks.studies.common.texts import Texts, unigram_losses
 from benchmarks.studies.common.training import token_losses
 from hf_attn_ext.inference import block_generate

@@ -129,7 +129,7 @@ def test_masked_passes_hide_one_token_each():
 
 
 def test_masks_of_held_out_text_come_again(tiny_texts):
-    from benchmarks.studies.train_sotu_gpt.corpus import train_tokenizer
+    from benchmarks.studies.common.vocabulary import train_tokenizer
 
     tokenizer = train_tokenizer(tiny_texts / "vocabulary", ["the road was long"] * 9, 300)
     assert isinstance(tokenizer, PreTrainedTokenizerFast)

@@ -61,7 +61,7 @@ def test_everything_is_measured_once(tiny_addresses, tmp_path, capsys):
     assert again.out == printed
     assert [line.split(":")[0] for line in again.err.splitlines() if "texts" in line] == ["[long] converted-1-300"]
     assert long_texts.main([*arguments, "--steps", "3"]) == 2
-    assert "--steps 2, not 3" in capsys.readouterr().err
+    assert "another steps: 2, not 3" in capsys.readouterr().err
 
 
 def test_scores_know_a_better_contestant():

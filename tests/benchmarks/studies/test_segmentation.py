@@ -75,7 +75,7 @@ def test_everybody_takes_part_and_readings_are_kept(tiny_sources, tmp_path, caps
     assert second["embeddings, depth"][0] == first["embeddings, depth"][0]
     assert second["embeddings, depth"][1] != first["embeddings, depth"][1]
     assert segmentation.main([*arguments, "--pieces", "2"]) == 2
-    assert "--pieces 3, not 2" in capsys.readouterr().err
+    assert "another pieces: 3, not 2" in capsys.readouterr().err
 
 
 def test_documents_have_the_borders_that_they_were_made_with(tiny_sources):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from benchmarks.studies.common.vocabulary import train_tokenizer
 from benchmarks.studies.train_sotu_gpt import __main__ as train_sotu_gpt
-from benchmarks.studies.train_sotu_gpt import corpus
 from benchmarks.studies.train_sotu_gpt.models import build_model
 from examples import demo_gpt
 from hf_attn_ext.integration import is_converted
@@ -123,12 +123,12 @@ def test_two_runs_may_train_one_vocabulary_at_once(tmp_path, monkeypatch):
     def saved(self, path, **options):  # while this one trains, another is done
         if not first:
             first.append(b"")
-            corpus.train_tokenizer(folder, texts, 300)
+            train_tokenizer(folder, texts, 300)
             first[0] = (folder / "tokenizer.json").read_bytes()
         return save(self, path, **options)
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", saved)
-    assert len(corpus.train_tokenizer(folder, texts[:2], 280)) > 280  # the first one's, not its own
+    assert len(train_tokenizer(folder, texts[:2], 280)) > 280  # the first one's, not its own
     assert (folder / "tokenizer.json").read_bytes() == first[0]
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
@@ -137,7 +137,7 @@ def test_a_vocabulary_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "tokenizer-300").mkdir()
     (tmp_path / "tokenizer-300" / "notes.txt").write_text("mine")
     with pytest.raises(OSError, match="tokenizer-300"):
-        corpus.train_tokenizer(tmp_path / "tokenizer-300", ["the state"], 300)
+        train_tokenizer(tmp_path / "tokenizer-300", ["the state"], 300)
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer-300"]
 
 
