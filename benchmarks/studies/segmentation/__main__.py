@@ -34,7 +34,8 @@ from benchmarks.studies.common.results import write_results
 from hf_attn_ext._util.files import read_json, write_json
 from hf_attn_ext.cli.models import quiet
 from hf_attn_ext.errors import AttnExtError
-from hf_attn_ext.integration.base_models.readable_layers import capturable_layers, max_tokens
+from hf_attn_ext.integration.base_models.positions import max_tokens
+from hf_attn_ext.integration.base_models.readable_layers import capturable_layers
 from hf_attn_ext.probe.applications.segmentation import SIMILARITIES, sentence_similarities
 from hf_attn_ext.probe.applications.segmentation_scores import segmentation_scores
 from hf_attn_ext.probe.applications.sentence_vectors import SENTENCE, sentence_vectors
@@ -58,7 +59,7 @@ class Run:
         torch.manual_seed(0)
         self.random = AutoModel.from_config(self.model.config).eval()
         self.layers = len(capturable_layers(self.model))
-        self.window = min(options.window, max_tokens(self.model))
+        self.window = min(options.window, max_tokens(self.model) or options.window)
         claim(self.out, settings_of(options, FREE))
         make_folder(self.out / "documents")
 
