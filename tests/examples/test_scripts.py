@@ -5,7 +5,72 @@ import re
 
 import pytest
 
-from examples import hybrid_layers, lora
+from benchmarks import ROOT
+from examples import (
+    block_generation,
+    convert_encoder,
+    derive_mask,
+    distil_decoder,
+    hybrid_layers,
+    lora,
+    probe_corpus,
+    train_under_mask,
+)
+
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+
+
+def test_examples_are_few_and_short():
+    assert len(SCRIPTS) <= 8
+    assert {path.name: lines for path in SCRIPTS if (lines := path.read_text().count("\n")) > 120} == {}
+
+
+def test_examples_import_public_names_alone():
+    """A private module of the package has no place in an example."""
+    rooms = r"attention|hasse|training|inference|probe|hub"
+    for path in SCRIPTS:
+        for module in re.findall(r"^\s*(?:from|import) (hf_attn_ext[\w.]*)", path.read_text(), re.MULTILINE):
+            assert re.fullmatch(rf"hf_attn_ext(\.({rooms}))?", module), (path.name, module)
+        assert "benchmarks" not in re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
+
+
+def test_convert_encoder(tiny_assets, capsys):
+    convert_encoder.main(["--count", "16", "--num-features", "4", "--out", "converted"])
+    printed = capsys.readouterr().out
+    assert "2 layers with flexformer_p" in printed and printed.count("largest difference 0.0") == 2
+
+
+def test_distil_decoder(tiny_texts, tmp_path, capsys):
+    distil_decoder.main(["--samples", "16", "--steps", "2", "--num-features", "4", "--out", "distilled"])
+    printed = capsys.readouterr().out
+    assert "after stage 1" in printed and "it writes: " in printed
+    assert (tmp_path / "distilled" / "samples" / "train.jsonl").is_file()
+
+
+def test_block_generation(tiny_texts, capsys):
+    block_generation.main(["--samples", "12", "--steps", "2", "--new-tokens", "8"])
+    printed = capsys.readouterr().out
+    assert "one per pass" in printed and "4 per pass" in printed and "step 0: " in printed
+
+
+def test_train_under_mask(tiny_assets, tmp_path, capsys):
+    train_under_mask.main(["--steps", "2", "--batch-size", "4", "--max-length", "12", "--out", "trained"])
+    printed = capsys.readouterr().out
+    assert "held-out loss, nats per token" in printed and "in one pass" in printed
+    assert (tmp_path / "trained" / "model" / "config.json").is_file()
+
+
+def test_derive_mask(tiny_texts, capsys):
+    derive_mask.main([])
+    printed = capsys.readouterr().out
+    assert "4 tasks with 10 positions need 7 together" in printed and "every task is in it: True" in printed
+    assert "GPT2LMHeadModel attends by it: logits (1, 7, " in printed
+
+
+def test_probe_corpus(tiny_assets, tmp_path, capsys):
+    probe_corpus.main(["--count", "12", "--out", "probed"])
+    assert "within_sentence: highest in layer " in capsys.readouterr().out
+    assert (tmp_path / "probed" / "report.html").stat().st_size > 10_000
 
 
 def test_lora(tiny_assets, tmp_path, capsys):
