@@ -41,10 +41,10 @@ assets: $(STAMP)
 
 demo: $(STAMP)
 	$(if $(DEMO_ASSETS),$(BIN)/python -m benchmarks.assets $(DEMO_ASSETS))
-	$(BIN)/python -m examples.demo --model $(MODEL) --data $(DATA) $(ARGS)
+	$(BIN)/python -m benchmarks.studies.demo.encoder --model $(MODEL) --data $(DATA) $(ARGS)
 
 demo-gpt: $(STAMP)
-	$(BIN)/python -m examples.demo_gpt --model $(GPT) $(ARGS)
+	$(BIN)/python -m benchmarks.studies.demo.decoder --model $(GPT) $(ARGS)
 
 test: lint assets
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from benchmarks.studies.common.vocabulary import train_tokenizer
+from benchmarks.studies.demo import decoder as demo_gpt
 from benchmarks.studies.train_sotu_gpt import __main__ as train_sotu_gpt
 from benchmarks.studies.train_sotu_gpt.models import build_model
-from examples import demo_gpt
 from hf_attn_ext.integration import is_converted
 
 TINY = ["--layers", "2", "--heads", "2", "--hidden", "16", "--context", "16", "--vocabulary", "300", "--steps", "3"]

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from examples.demo_shared import check_reopened, tensor_digests
+from benchmarks.studies.demo.fresh_process import check_reopened, tensor_digests
 
 WEIGHTS = {"weight": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(7), "half": torch.ones(2).bfloat16()}
 LOGITS = np.array([[1.0, -3.0]], dtype=np.float32)

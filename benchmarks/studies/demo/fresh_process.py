@@ -1,4 +1,4 @@
-"""What ``demo.py`` and ``demo_gpt.py`` share: the fresh process, the printed results, and an option."""
+"""What both demos share: the fresh process that opens the saved model, the printed results, and an option."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import inspect
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -18,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import checkout_environment
 from hf_attn_ext.errors import AttnExtError
 
-ROOT = Path(__file__).resolve().parents[1]
 # Equal weights need not give equal bits: on a busy machine the first batch of a process differed by 2e-6 to 3e-6.
 # Outputs may differ by this much times (1 + the largest output), about 800 times the precision of float32.
 TOLERANCE = 1e-4
@@ -63,17 +62,15 @@ def reopen(program: str, model: Path, task: dict[str, Any]) -> dict[str, np.ndar
     from accelerate import PartialState
 
     with tempfile.TemporaryDirectory() as scratch:
-        given, found = Path(scratch) / "task.npz", Path(scratch) / "found.npz"
-        np.savez(given, **task, device=str(PartialState().device), threads=torch.get_num_threads())
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        task_file, result_file = Path(scratch) / "task.npz", Path(scratch) / "result.npz"
+        np.savez(task_file, **task, device=str(PartialState().device), threads=torch.get_num_threads())
         imports = "from __future__ import annotations\nimport hashlib, json\n"
         source = "\n".join([imports, inspect.getsource(tensor_digests), program])
-        command = [sys.executable, "-c", source, str(model), str(given), str(found)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        command = [sys.executable, "-c", source, str(model), str(task_file), str(result_file)]
+        done = subprocess.run(command, env=checkout_environment(), capture_output=True, text=True)
         if done.returncode:
             raise AttnExtError(f"the fresh process could not open {model}: {done.stderr.strip().splitlines()[-1]}")
-        with np.load(found) as arrays:
+        with np.load(result_file) as arrays:
             fresh = {name: arrays[name] for name in arrays.files}
     if not np.isfinite(fresh["logits"]).all():
         raise AttnExtError(f"the model in {model} gives logits that are not finite")

@@ -1,7 +1,7 @@
 """The main job, end to end, on real weights and real text.
 
-    python -m examples.demo                                         # MiniLM, review sentences: 8 minutes, two cores
-    python -m examples.demo --model roberta-base --data glue/sst2   # hub ids, where a hub is reachable
+    python -m benchmarks.studies.demo.encoder    # make demo: MiniLM, review sentences, 8 minutes on two cores
+    python -m benchmarks.studies.demo.encoder --model roberta-base --data glue/sst2    # hub ids
 
 Fine-tunes the teacher, converts every layer to linear attention, trains the kernels (stage 1) and then the model on
 its task (stage 2), and measures at every step, beside a control without attention. The result is saved, opened again
@@ -23,8 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.assets import AssetError, ensure
-from examples.demo_shared import (
+from benchmarks.assets import ensure
+from benchmarks.studies.common.options import make_parser, report_errors
+from benchmarks.studies.common.results import group_draws
+
+from .fresh_process import (
     add_set_option,
     check_reopened,
     peak_memory,
@@ -33,7 +36,6 @@ from examples.demo_shared import (
     reopen,
     silence_transformers,
 )
-from hf_attn_ext.errors import AttnExtError
 
 START = time.perf_counter()
 
@@ -138,12 +140,9 @@ def gap_closed_error(folder: Path, config: Any, metric: str, resamples: int = 20
     function = metrics.metrics_of(task)[metric]
     logits = [np.load(folder / "logits" / f"{name}.npy") for name in ("teacher", "control", "stage2")]
     predictions = [metrics.predictions_of(values, task) for values in logits]
-    groups = np.arange(len(labels)) if data.test.groups is None else np.unique(data.test.groups, return_inverse=True)[1]
-    members = [np.flatnonzero(groups == group) for group in range(groups.max() + 1)]
-    generator = np.random.default_rng(0)
+    groups = np.arange(len(labels)) if data.test.groups is None else np.asarray(data.test.groups)
     shares = []
-    for _ in range(resamples):
-        rows = np.concatenate([members[group] for group in generator.integers(len(members), size=len(members))])
+    for rows in group_draws(groups, resamples):
         teacher, control, student = (function(labels[rows], values[rows]) for values in predictions)
         shares.append((student - control) / (teacher - control) if teacher != control else np.nan)
     return float(np.nanstd(shares, ddof=1))
@@ -182,8 +181,9 @@ def run(options: argparse.Namespace) -> int:
     return 0 if same else 1
 
 
+@report_errors
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="minilm", help="minilm (embedded), a folder, or a hub id")
     parser.add_argument(
         "--data",
@@ -199,11 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.out is None:
         names = [options.model, options.data, options.kernel, str(options.seed)]
         options.out = str(Path("runs") / "-".join(["demo", *(name.strip("./").replace("/", "-") for name in names)]))
-    try:
-        return run(options)
-    except (AttnExtError, AssetError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    return run(options)
 
 
 if __name__ == "__main__":

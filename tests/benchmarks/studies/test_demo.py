@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from examples import demo
+from benchmarks.studies.demo import encoder as demo
 from hf_attn_ext.integration import is_converted
 from tests.training import small
 

@@ -1,8 +1,8 @@
 """The main job for decoders, end to end, on real text, or on a real GPT-2 without any text.
 
-    python -m examples.demo_gpt                # a small GPT on the State of the Union addresses
-    python -m examples.demo_gpt --model mgm    # a real GPT-2 (microbiome), data-free: on texts that it wrote itself
-    python -m examples.demo_gpt --model gpt2 --data Salesforce/wikitext/wikitext-2-raw-v1    # needs a hub
+    python -m benchmarks.studies.demo.decoder                # make demo-gpt: a small GPT on the State of the Union addresses
+    python -m benchmarks.studies.demo.decoder --model mgm    # a real GPT-2 (microbiome), on texts that it wrote itself
+    python -m benchmarks.studies.demo.decoder --model gpt2 --data Salesforce/wikitext/wikitext-2-raw-v1    # needs a hub
 
 Trains the teacher (``sotu``: a BPE vocabulary and a GPT of 1.1 million parameters, from scratch; the others are taken
 as they are), converts every layer to linear attention, trains the kernels on the softmax stream (stage 1) and then the
@@ -26,8 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.assets import AssetError, ensure
-from examples.demo_shared import (
+from benchmarks.assets import ensure
+from benchmarks.studies.common.options import make_parser, report_errors
+from hf_attn_ext.errors import AttnExtError
+
+from .fresh_process import (
     add_set_option,
     check_reopened,
     peak_memory,
@@ -36,7 +39,6 @@ from examples.demo_shared import (
     reopen,
     silence_transformers,
 )
-from hf_attn_ext.errors import AttnExtError
 
 START = time.perf_counter()
 
@@ -246,8 +248,9 @@ def run(options: argparse.Namespace) -> int:
     return 0 if same else 1
 
 
+@report_errors
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="sotu", help="sotu or mgm (embedded), a folder, or a hub id")
     parser.add_argument("--data", default=None, help="for another model: a folder with train.jsonl ..., or a hub id")
     parser.add_argument("--kernel", default="flexformer_p", help="see hf-attn-ext list")
@@ -261,11 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.out is None:
         names = [options.model.strip("./").replace("/", "-"), options.kernel, str(options.seed)]
         options.out = str(Path("runs") / "-".join(["demo-gpt", *names]))
-    try:
-        return run(options)
-    except (AttnExtError, AssetError) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    return run(options)
 
 
 if __name__ == "__main__":
