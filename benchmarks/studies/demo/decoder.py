@@ -1,6 +1,6 @@
 """The main job for decoders, end to end, on real text, or on a real GPT-2 without any text.
 
-    python -m benchmarks.studies.demo.decoder                # make demo-gpt: a small GPT on the State of the Union addresses
+    python -m benchmarks.studies.demo.decoder                # make demo-gpt: a small GPT, State of the Union addresses
     python -m benchmarks.studies.demo.decoder --model mgm    # a real GPT-2 (microbiome), on texts that it wrote itself
     python -m benchmarks.studies.demo.decoder --model gpt2 --data Salesforce/wikitext/wikitext-2-raw-v1    # needs a hub
 
