@@ -24,9 +24,9 @@ from hf_attn_ext.hasse.tasks.family import derive
 
 
 def family_spec(spec: MaskSpec) -> MaskSpec:
-    """All tasks of the mask's family beside each other, not joined: one diagram a task."""
-    family = spec.family()
-    places = [place for some in family.places for place in some]
+    """Return all tasks of the mask's family next to each other, not joined: one diagram per task."""
+    family = spec.task_family()
+    positions = [position for of_task in family.positions for position in of_task]
     starts = torch.tensor([0] + [len(task) for task in family.tasks]).cumsum(0).tolist()
     tasks = list(zip(starts[:-1], family.tasks, strict=True))
     labels = {start + position: label for start, task in tasks for position, label in task.labels.items()}
@@ -34,10 +34,10 @@ def family_spec(spec: MaskSpec) -> MaskSpec:
         torch.block_diag(*[task.mask for task in family.tasks]),
         labels=labels,
         inputs=[entry for task in family.tasks for entry in task.inputs],
-        roles=[spec.roles[place] for place in places],
+        roles=[spec.roles[position] for position in positions],
         tokens=spec.tokens,
         name=f"{len(family.tasks)} tasks of {spec.name}",
-        names=[spec.names[place] for place in places],
+        names=[spec.names[position] for position in positions],
     )
 
 
@@ -60,7 +60,7 @@ def run(tokens: int, out: Path) -> int:
         "butterfly": masks.butterfly(tokens),
     }
     for name, spec in cases.items():
-        family = spec.family().tasks
+        family = spec.task_family().tasks
         joint = minimal_joint_task(family)
         equal = torch.equal(derive(spec).dense(), spec.dense())
         proof = "minimal" if joint.verify() else "NOT minimal"
