@@ -131,7 +131,7 @@ def _draw_diagram(
     axes.set_axis_off()
     axes.set_xlim(-0.5, max(diagram.width, axes.figure.get_figwidth() * axes.get_position().width / CHARACTER) - 0.5)
     axes.set_ylim(-0.5, diagram.rows - 0.5)
-    for way, _ in diagram.ways:
+    for way, _ in diagram.lines:
         axes.plot(*zip(*way, strict=True), color="#c4c4c4" if cover else "#888888", linewidth=0.9, zorder=1)
     nodes = {node.title: node for node in diagram.nodes}
     places = [nodes[class_title(positions, spec.names)] for positions in poset.classes]

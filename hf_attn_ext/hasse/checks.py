@@ -1,7 +1,7 @@
-"""What a training run would trip over, found before it starts.
+"""Check of a mask before training.
 
-Five things: a target that its own prediction can see, a row that sees nothing, rows that see later ones, more layers
-needed than there are, and how many labels a token of text gives.
+It reports five things: a target that its own prediction can see, a row that attends to nothing, rows that see later
+ones, a depth beyond the model's layers, and the number of labels per token.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from .inputs import held_tokens, is_input
 if TYPE_CHECKING:
     from .spec import MaskSpec
 
-_LISTED = 10  # findings of one kind that are written out; the last one counts the rest
+_LISTED = 10  # listed findings of one kind; the last one counts the rest
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One result of a check.
 
     Attributes:
         kind: ``"target_leak"``, ``"empty_row"``, ``"cache"``, ``"depth"`` or ``"supervision"``.
         severity: ``"error"`` (do not train with this), ``"warning"``, or ``"note"`` (a fact to know).
         message: one line.
-        position: where, or None.
-        path: of a leak, the positions from the prediction to one that holds its target, each seeing the next.
-        value: of ``"depth"`` the layers needed, of ``"supervision"`` labels a token, of ``"cache"`` whether no row
-            sees a later one.
+        position: the position concerned, or None.
+        path: for a leak, the positions from the prediction to one that holds its target; each attends to the next.
+        value: for ``"depth"`` the layers needed, for ``"supervision"`` labels per token, for ``"cache"`` whether no
+            row sees a later one.
     """
 
     kind: str
@@ -50,27 +50,27 @@ class Finding:
 
 
 def check(spec: MaskSpec, num_layers: int | None = None, raises: bool = False) -> list[Finding]:
-    """Examine a mask with its labels.
+    """Check a mask with its labels.
 
     - **Target leak**, an error: a label's token is held by a position whose information reaches the prediction, at
-      whatever depth; a warning where ``num_layers`` layers are too few for it, and where an input that reaches a
-      prediction is not written as :mod:`.inputs` writes them, so that the tokens it holds are not known.
-    - **Empty row**, an error: a position that attends to nothing, itself included, makes softmax divide 0 by 0.
-    - **Cache**, a note: whether some row sees a later one; if so, keys and values that were cached when the row was
-      computed cannot be right unless both were computed together.
-    - **Depth**, a note, or a warning where ``num_layers`` are fewer: layers until no further information arrives.
-    - **Supervision**, a note: labels a token.
+      any depth. It is a warning if ``num_layers`` layers are too few for that, or if the input that reaches a
+      prediction does not have the form of :mod:`.inputs`, so that the tokens it holds are unknown.
+    - **Empty row**, an error: the softmax over a position that attends to nothing, not even itself, is 0 / 0.
+    - **Cache**, a note: whether some row sees a later one. Keys and values that were cached at the earlier row are
+      then wrong unless both rows were computed together.
+    - **Depth**, a note, or a warning if ``num_layers`` is smaller: layers after which no further information arrives.
+    - **Supervision**, a note: labels per token.
 
     Args:
         spec: a mask with labels.
         num_layers: layers of the model, or None.
-        raises: raise on the first error instead of listing it.
+        raises: raise the first error instead of returning it.
 
     Returns:
         Findings, errors first.
 
     Raises:
-        AttnExtError: ``num_layers`` below 1; with ``raises``, the first error found.
+        AttnExtError: ``num_layers`` below 1; with ``raises``, the first error.
 
     Example:
         >>> from hf_attn_ext.hasse import MaskSpec
@@ -80,19 +80,20 @@ def check(spec: MaskSpec, num_layers: int | None = None, raises: bool = False) -
     """
     if num_layers is not None and (not is_whole(num_layers) or num_layers < 1):
         raise AttnExtError(f"num_layers must be a whole number of at least 1, or None, got {short(num_layers)}")
-    found = [*_leaks(spec, num_layers), *_empty_rows(spec), *_depth(spec, num_layers), _cache(spec), _supervision(spec)]
+    findings = [*_leaks(spec, num_layers), *_empty_rows(spec), *_depth(spec, num_layers)]
+    findings += [_cache(spec), _supervision(spec)]
     order = {"error": 0, "warning": 1, "note": 2}
-    found.sort(key=lambda finding: order[finding.severity])
+    findings.sort(key=lambda finding: order[finding.severity])
     if raises:
-        refuse(spec, found)
-    return found
+        refuse(spec, findings)
+    return findings
 
 
 def refuse(spec: MaskSpec, findings: Sequence[Finding]) -> None:
-    """Do nothing unless :func:`check` found an error.
+    """Raise the first error among the findings of :func:`check`, if there is one.
 
     Raises:
-        AttnExtError: the first error found.
+        AttnExtError: the first error.
     """
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
@@ -101,10 +102,10 @@ def refuse(spec: MaskSpec, findings: Sequence[Finding]) -> None:
 
 
 def steps(spec: MaskSpec) -> list[int]:
-    """Lengths of the smallest parts that can be computed one after the other with a cache.
+    """Return the lengths of the smallest parts that can be computed one after the other with a cache.
 
     Returns:
-        All 1 where no row sees a later one; ``[N]`` where the sequence must be computed at once.
+        Only ones if no row sees a later one; ``[N]`` if the sequence must be computed at once.
 
     Example:
         >>> from hf_attn_ext.hasse import masks
@@ -129,23 +130,23 @@ def _leaks(spec: MaskSpec, num_layers: int | None) -> list[Finding]:
         return []
     flow = information_flow(spec)
     leaking = [p for p, token in sorted(spec.labels.items()) if token in holders and flow[p, holders[token]].any()]
-    mask = spec.dense() if leaking else None
-    found = []
+    mask = spec.dense() if leaking else flow
+    findings = []
     for position in leaking[:_LISTED]:
         token = spec.labels[position]
         path = _shortest_path(mask, position, holders[token])
         layers = len(path) - 1
         late = num_layers is not None and layers > num_layers
-        way = " <- ".join(spec.names[p] for p in path)
-        how = f"reaches it in {_layers(layers)}: {way}" if layers else "is its own input"
+        arrows = " <- ".join(spec.names[p] for p in path)
+        how = f"reaches it in {_layers(layers)}: {arrows}" if layers else "is its own input"
         message = f"target leak: position {position} ({spec.names[position]}) must predict token {token}, which {how}"
         message += f"; {_layers(num_layers)} are too few for that, one more may not be" if late else ""
-        found.append(Finding("target_leak", "warning" if late else "error", message, position, tuple(path)))
-    return [*_and_more(found, len(leaking)), *_unknown(spec, flow, unknown)]
+        findings.append(Finding("target_leak", "warning" if late else "error", message, position, tuple(path)))
+    return [*_and_more(findings, len(leaking)), *_unknown(spec, flow, unknown)]
 
 
 def _unknown(spec: MaskSpec, flow: torch.Tensor, unknown: list[int]) -> list[Finding]:
-    """A warning where a prediction is reached by an input of which nobody can say which tokens it holds."""
+    """A warning if a prediction is reached by inputs whose tokens are unknown."""
     unsure = [p for p in sorted(spec.labels) if flow[p, unknown].any()]
     if not unsure:
         return []
@@ -159,7 +160,7 @@ def _unknown(spec: MaskSpec, flow: torch.Tensor, unknown: list[int]) -> list[Fin
 
 
 def _shortest_path(mask: torch.Tensor, start: int, goals: list[int]) -> list[int]:
-    """Positions from ``start`` to the nearest goal, each attending to the next; there is such a path."""
+    """Positions from ``start`` to the nearest goal, each attending to the next; such a path must exist."""
     came_from = {start: start}
     frontier = [start]
     unseen = torch.ones(len(mask), dtype=torch.bool)
@@ -180,13 +181,13 @@ def _shortest_path(mask: torch.Tensor, start: int, goals: list[int]) -> list[int
 
 def _empty_rows(spec: MaskSpec) -> list[Finding]:
     empty = torch.cat([~rows.any(-1) for rows in spec.chunks()]).nonzero().flatten().tolist()
-    found = [
+    findings = [
         Finding(
             "empty_row", "error", f"empty row: position {p} ({spec.names[p]}) attends to nothing, not even itself", p
         )
         for p in empty[:_LISTED]
     ]
-    return _and_more(found, len(empty))
+    return _and_more(findings, len(empty))
 
 
 def _depth(spec: MaskSpec, num_layers: int | None) -> list[Finding]:
@@ -216,7 +217,7 @@ def _supervision(spec: MaskSpec) -> Finding:
     labels, covered = len(spec.labels), len(set(spec.labels.values()))
     density = labels / spec.tokens
     counts = f"{labels} for {spec.tokens} tokens, {covered} of them targets"
-    message = f"supervision: {density:.2f} labels a token ({counts})"
+    message = f"supervision: {density:.2f} labels per token ({counts})"
     return Finding("supervision", "note", message, value=density)
 
 
@@ -226,11 +227,11 @@ def _last_seen(spec: MaskSpec) -> torch.Tensor:
     return torch.cat([(rows * numbers).amax(-1) for rows in spec.chunks()]).long() - 1
 
 
-def _and_more(found: list[Finding], count: int) -> list[Finding]:
-    if count > len(found):
-        last = found[-1]
-        found[-1] = dataclasses.replace(last, message=f"{last.message} (and {count - len(found)} more positions)")
-    return found
+def _and_more(findings: list[Finding], count: int) -> list[Finding]:
+    if count > len(findings):
+        last = findings[-1]
+        findings[-1] = dataclasses.replace(last, message=f"{last.message} (and {count - len(findings)} more positions)")
+    return findings
 
 
 def _layers(count: int | None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class ChainDecomposition(NamedTuple):
     def rows(self, numbers: np.ndarray) -> np.ndarray:
         """Return rows of the mask, numpy bool (rows, N)."""
         group = self.group[numbers][:, None]
-        rows = (group == self.group) & (group >= 0)
+        rows: np.ndarray = (group == self.group) & (group >= 0)
         for chain, prefix in zip(self.chains, self.prefix, strict=True):
             rows[:, chain] = np.arange(len(chain)) < prefix[numbers][:, None]
         return rows
@@ -104,7 +104,8 @@ def chain_decomposition(order: Poset | MaskSpec) -> ChainDecomposition:
 
 def _declared(spec: MaskSpec) -> ChainDecomposition | None:
     """The chains that the closed form declares, if some of its rows agree with them."""
-    form, options = spec.form, ()
+    form: Any = spec.form
+    options: tuple[Any, ...] = ()
     if isinstance(form, functools.partial) and not form.keywords:
         form, options = form.func, form.args
     decompose = getattr(form, "decompose", None)

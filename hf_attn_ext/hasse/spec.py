@@ -101,7 +101,8 @@ class MaskSpec:
             fields: the class's other attributes, or other inputs, roles or position ids.
         """
         inputs, roles = tuple(map(token, range(n))), ("token",) * n
-        return cls(**{"tokens": n, "inputs": inputs, "roles": roles, "position_ids": torch.arange(n)} | fields)
+        plain: dict[str, Any] = {"tokens": n, "inputs": inputs, "roles": roles, "position_ids": torch.arange(n)}
+        return cls(**plain | fields)
 
     @classmethod
     def from_mask(
@@ -186,8 +187,7 @@ class MaskSpec:
             raise AttnExtError(f"{self.name}: rows {short(start)} to {short(stop)} of {size} positions do not exist")
         q, kv = torch.arange(start, stop)[:, None], torch.arange(size)[None, :]
         mask = self.form(q, kv, *self.tables)
-        whole = isinstance(mask, Tensor) and mask.dtype == torch.bool
-        if not whole or torch.broadcast_shapes(mask.shape, (1, 1)) not in _shapes(stop - start, size):
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not _broadcasts(mask, stop - start, size):
             kind = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else short(mask)
             raise AttnExtError(f"{self.name}: the closed form must return torch.bool (rows, columns), got {kind}")
         return mask.expand(stop - start, size)
@@ -289,9 +289,10 @@ def check_spec(spec: Any) -> None:
         )
 
 
-def _shapes(rows: int, columns: int) -> tuple[tuple[int, int], ...]:
-    """Shapes that broadcast to a matrix."""
-    return (rows, columns), (1, columns), (rows, 1), (1, 1)
+def _broadcasts(mask: Tensor, rows: int, columns: int) -> bool:
+    """Whether a tensor of at most two dimensions broadcasts to a matrix."""
+    height, width = (1, 1, *mask.shape)[-2:]
+    return mask.ndim <= 2 and height in (1, rows) and width in (1, columns)
 
 
 def _position_name(position: int, role: str, entry: Hashable) -> str:
@@ -304,6 +305,6 @@ def _look_up(q: Tensor, kv: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _ordered(tiles: Tensor, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Numbers and indices of the tiles of each row that are set, in flex_attention's layout."""
+    """Counts and indices of the set tiles of each row, in flex_attention's layout."""
     indices = torch.argsort(tiles.int(), dim=-1, descending=True, stable=True)
     return tiles.sum(-1).int()[None, None].to(device), indices.int()[None, None].contiguous().to(device)

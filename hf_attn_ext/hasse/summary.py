@@ -12,15 +12,15 @@ from .spec import MaskSpec, check_spec
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What :func:`summarise` counts.
+    """Counts of a mask and its order, as :func:`summarise` returns them.
 
     Attributes:
         positions: N.
-        pairs: how many of the N * N pairs may attend.
-        classes: sets of positions that see each other, at whatever depth.
+        pairs: the number of the N * N pairs that may attend.
+        classes: sets of positions that see each other, at any depth.
         covers: edges of the Hasse diagram.
         height: classes in the longest chain.
-        width: classes in the largest set of which none reaches another; so many chains cover the order.
+        width: classes in the largest antichain, which is also the number of chains of a chain decomposition.
         depth: layers after which no further information arrives.
     """
 
@@ -48,11 +48,11 @@ class Summary:
 
 
 def summarise(spec: MaskSpec, poset: Poset | None = None) -> Summary:
-    """Count.
+    """Return the counts of a mask and its order.
 
     Args:
         spec: a mask.
-        poset: its order, where it is at hand already.
+        poset: the mask's order, if it is known.
 
     Example:
         >>> from hf_attn_ext.hasse import masks

@@ -11,16 +11,16 @@ from hf_attn_ext.hasse.order.poset import Poset
 if TYPE_CHECKING:
     from .spec import MaskSpec
 
-_NAMED = 24  # positions up to which every column has its name
-_LISTED = 8  # classes below another that are written out
-_CELLS = 64  # rows and columns of text at most; beyond, a cell stands for several positions
+_NAMED = 24  # the most positions with named columns
+_LISTED = 8  # lower covers that are listed
+_CELLS = 64  # the most rows and columns of text; in larger masks a cell stands for several positions
 
 
 def mask_text(spec: MaskSpec) -> str:
-    """The mask as text: ``#`` sees, ``.`` does not; a row a position, with its role and its label.
+    """Return the mask as text: one row per position with its role and label; ``#`` attends, ``.`` does not.
 
-    Up to 24 positions every column is named; beyond 64, a character stands for several positions: ``#`` all, ``+``
-    some, ``.`` none.
+    Up to 24 positions every column is named. Beyond 64, a character stands for several positions: ``#`` all attend,
+    ``+`` some, ``.`` none.
 
     Example:
         >>> from hf_attn_ext.hasse import masks
@@ -45,7 +45,7 @@ def mask_text(spec: MaskSpec) -> str:
 
 
 def hasse_text(poset: Poset, names: tuple[str, ...]) -> str:
-    """The Hasse diagram as text, the top level first: a line a class, with the classes directly below it.
+    """Return the Hasse diagram as text, the top level first: one line per class, with its lower covers.
 
     Args:
         poset: the order.
@@ -76,7 +76,7 @@ def hasse_text(poset: Poset, names: tuple[str, ...]) -> str:
 
 
 def class_title(members: tuple[int, ...], names: tuple[str, ...]) -> str:
-    """``"w0,w1"``, or ``"w0..w7"`` for more than two positions in a row."""
+    """Return ``"w0,w1"``, or ``"w0..w7"`` for more than two consecutive positions."""
     runs: list[list[int]] = []
     for position in sorted(members):
         if runs and position == runs[-1][-1] + 1:
@@ -102,7 +102,7 @@ def _coarse(spec: MaskSpec) -> str:
 
 
 def tile_shares(spec: MaskSpec, step: int) -> torch.Tensor:
-    """Share of pairs that see each other in each tile of ``step`` x ``step`` positions, without an N x N matrix."""
+    """Return the share of pairs that attend in each tile of ``step`` x ``step`` positions, without an N x N matrix."""
     size = len(spec)
     tiles = -(-size // step)
     shares = torch.zeros(tiles, tiles)

@@ -1,4 +1,4 @@
-"""Pictures and text of masks and Hasse diagrams.
+"""Pictures of masks and Hasse diagrams.
 
 May import ``hasse.order`` and :mod:`hf_attn_ext.hasse.spec`; matplotlib is imported only here.
 """

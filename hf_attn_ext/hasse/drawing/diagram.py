@@ -1,4 +1,4 @@
-"""A Hasse diagram as boxes and lines: nodes with titles, places and ways; grouped where there are too many."""
+"""A Hasse diagram as boxes and lines; classes are drawn in groups where there are too many."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hf_attn_ext.hasse.text import class_title
 
 from .layout import Layout, lay_out
 
-MOST_NODES = 200  # beyond, classes are drawn in groups
-CHARACTER = 0.078  # inches of a character in a box
-_BOX = 0.21  # inches of a box's height
+MOST_NODES = 200  # more classes than these are drawn in groups
+CHARACTER = 0.078  # width of a character, in inches
+_BOX = 0.21  # height of a box, in inches
 _ROW, _CLOSE_ROW, _WIDE_ROW = 0.44, 0.36, 1.1  # inches from row to row: usually, in a tall diagram, in a wide one
 _GROUPS = 60
-_PADDING = 2.4  # room beside a title, in characters
+_PADDING = 2.4  # room around a title, in characters
 _GUTTER = 5.0  # between columns
-_COLUMN = 30  # rows above each other before a diagram goes on in a further column, if few lines are cut
-_TALLEST = 70  # the same, however many lines are cut
+_COLUMN = 30  # rows of a column, if few lines cross from one column to the next
+_TALLEST = 70  # rows of a column in any case
 _FEW_CUTS = 3
 
 
@@ -38,22 +38,22 @@ class Node:
 
 @dataclasses.dataclass
 class Diagram:
-    """What is to be drawn.
+    """Boxes, lines and texts of a diagram.
 
     Attributes:
         nodes: the boxes.
         half: half a box's height, in rows.
-        ways: points of each line, from below, and whether it goes from one column to the next.
-        marks: ``(y, text)`` of the levels' names at the left.
+        lines: the points of each line, from below, and whether it goes from one column to the next.
+        marks: ``(y, text)`` of the names of levels at the left.
         width: in characters.
-        rows: how many rows are above each other.
+        rows: the number of rows in a column.
         height: in inches.
-        caption: a line to stand below.
+        caption: the text below the diagram.
     """
 
     nodes: list[Node]
     half: float
-    ways: list[tuple[list[tuple[float, float]], bool]]
+    lines: list[tuple[list[tuple[float, float]], bool]]
     marks: list[tuple[float, str]]
     width: float
     rows: int
@@ -62,7 +62,7 @@ class Diagram:
 
     @classmethod
     def of(cls, spec: MaskSpec, poset: Poset) -> Diagram:
-        """Lay the diagram of ``poset`` out, with names and roles from ``spec``."""
+        """Return the layout of the diagram of ``poset``, with names and roles from ``spec``."""
         groups, edges, levels = _groups(spec, poset)
         nodes = [_node(spec, classes) for classes in groups]
         layout = lay_out(levels, edges, [len(node.title) + _PADDING for node in nodes], [node.role for node in nodes])
@@ -76,12 +76,12 @@ class Diagram:
         half = _BOX / 2 / row
         for node, x, at in zip(nodes, layout.x, layout.row, strict=True):
             node.x, node.y = x + at // rows * pitch, at % rows
-        ways = [piece for way in layout.ways for piece in _pieces(way, rows, pitch, half)]
+        lines = [piece for path in layout.paths for piece in _pieces(path, rows, pitch, half)]
         grouped = len(groups) < len(poset.classes)
         count = f"{len(poset.classes):,} class" + ("es" if len(poset.classes) > 1 else "")
         caption = f"Hasse diagram: {count}" + (f" in {len(groups)} groups" if grouped else "")
         marks = [] if columns > 1 or grouped else _marks(layout)
-        return cls(nodes, half, ways, marks, width, rows, rows * row + 0.1, caption)
+        return cls(nodes, half, lines, marks, width, rows, rows * row + 0.1, caption)
 
 
 def _node(spec: MaskSpec, classes: list[tuple[int, ...]]) -> Node:
@@ -93,22 +93,22 @@ def _node(spec: MaskSpec, classes: list[tuple[int, ...]]) -> Node:
 
 
 def _rows(layout: Layout) -> int:
-    """Rows in a column: all, unless the diagram is tall and few lines cross the cuts, or it is very tall."""
+    """Return the rows in a column: all, unless the diagram is tall and few lines cross the cuts, or very tall."""
     count = len(layout.level_of_row)
     columns = -(-count // _COLUMN)
     rows = -(-count // columns)
-    cuts = [sum(way[0][1] < cut <= way[-1][1] for way in layout.ways) for cut in range(rows, count, rows)]
+    cuts = [sum(path[0][1] < cut <= path[-1][1] for path in layout.paths) for cut in range(rows, count, rows)]
     if max(cuts, default=0) <= _FEW_CUTS:
         return rows
     return -(-count // -(-count // _TALLEST))
 
 
 def _pieces(
-    way: list[tuple[float, int]], rows: int, pitch: float, half: float
+    path: list[tuple[float, int]], rows: int, pitch: float, half: float
 ) -> list[tuple[list[tuple[float, float]], bool]]:
-    """A line in pieces: straight past the boxes of each row, so that it cuts none; along the gutter between columns."""
+    """Return a line in pieces: vertical within the rows, where it passes boxes; along the gutter between columns."""
     pieces = []
-    for bend, ((x, row), (to_x, to_row)) in enumerate(itertools.pairwise(way), 1):
+    for bend, ((x, row), (to_x, to_row)) in enumerate(itertools.pairwise(path), 1):
         column, to_column = row // rows, to_row // rows
         start = (x + column * pitch, row % rows + half)
         end = (to_x + to_column * pitch, to_row % rows - half)
@@ -118,7 +118,7 @@ def _pieces(
             gutter = to_column * pitch - _GUTTER / 2
             corners = [(start[0], rows - 0.55), (gutter, rows - 0.55), (gutter, -0.45), (end[0], -0.45)]
             pieces.append(([start, *corners, end], True))
-        if bend < len(way) - 1:
+        if bend < len(path) - 1:
             pieces.append(([end, (end[0], end[1] + 2 * half)], False))
     return pieces
 
@@ -129,7 +129,7 @@ def _marks(layout: Layout) -> list[tuple[float, str]]:
 
 
 def _groups(spec: MaskSpec, poset: Poset) -> tuple[list[list[tuple[int, ...]]], list[tuple[int, int]], list[int]]:
-    """Classes in groups of one, or of one role and neighbouring levels; the covers between groups; their levels."""
+    """Return groups of one class, or of one role and neighbouring levels; the covers between them; their levels."""
     levels = [0] * len(poset.classes)
     for level, classes in enumerate(poset.levels()):
         for index in classes:

@@ -1,7 +1,7 @@
 """Pictures of masks and of Hasse diagrams, as PNG or SVG; the same bytes on every run.
 
-Colours stand for roles, in both pictures. In the heat map of a mask a full colour says "attends", a paler one "its
-information arrives, through further layers" (the paler, the later), white "never".
+Colours stand for roles, in both pictures. In the heat map of a mask a full colour means "attends", a paler one "its
+information arrives through further layers" (the paler, the later), white "never".
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 PARTS = ("both", "mask", "hasse")
 SUFFIXES = (".png", ".svg")
 _PALETTE = ("#6b3fa0", "#8a6d00", "#00647a", "#7a2e5d", "#4d4d4d")
-_NAMED = 40  # positions up to which rows and columns have their names
-_GRADED = 256  # positions up to which the heat map shows later layers
-_PIXELS = 512  # cells of a heat map at most
+_NAMED = 40  # the most positions with named rows and columns
+_GRADED = 256  # the most positions for which the heat map shows later layers
+_PIXELS = 512  # the most cells of a heat map, per side
 _LEVELS = 9.0  # room for the levels' names, in characters
 _SMALL = 8.0
 
@@ -40,7 +40,7 @@ def draw(spec: MaskSpec, path: str | Path, what: str = "both") -> None:
     """Draw a mask, its Hasse diagram, or both side by side.
 
     Args:
-        spec: the mask; of a mask of your own, ``MaskSpec.from_mask(...)``.
+        spec: the mask; ``MaskSpec.from_mask(...)`` makes one of a mask of your own.
         path: a file ending in ``.png`` or ``.svg``.
         what: ``"both"``, ``"mask"`` or ``"hasse"``.
 
@@ -70,11 +70,11 @@ def draw(spec: MaskSpec, path: str | Path, what: str = "both") -> None:
 
 
 def figure(spec: MaskSpec, what: str = "both") -> Figure:
-    """The picture of :func:`draw` as a matplotlib figure, for a notebook."""
+    """Return the picture of :func:`draw` as a matplotlib figure, for a notebook."""
     check_spec(spec)
     import matplotlib
 
-    with matplotlib.rc_context({"text.parse_math": False}):  # a dollar in a token is no formula
+    with matplotlib.rc_context({"text.parse_math": False}):  # a dollar sign in a token does not begin a formula
         return _figure(spec, what)
 
 
@@ -171,10 +171,10 @@ def _draw_mask(axes: Axes, spec: MaskSpec, strength: np.ndarray) -> None:
 
 
 def _strength(spec: MaskSpec, step: int) -> np.ndarray:
-    """How strongly a cell is coloured: 1 attends, less if later, 0 never; of tiles, the share of pairs."""
+    """Return the strength of a cell's colour: 1 attends, less if later, 0 never; for tiles, the share of pairs."""
     if step > 1:
         shares = tile_shares(spec, step).numpy()
-        return np.where(shares > 0, 0.25 + 0.75 * shares, 0)  # a lone pair must be seen
+        return np.where(shares > 0, 0.25 + 0.75 * shares, 0)  # a single pair must be visible
     mask = spec.dense()
     strength = mask.double().numpy()
     if len(spec) <= _GRADED:
@@ -186,10 +186,10 @@ def _strength(spec: MaskSpec, step: int) -> np.ndarray:
             new.fill_diagonal_(False)  # the residual, not a path
             if not new.any():
                 break
-            arrivals.append(new.numpy())
+            arrivals.append(new)
             reached = following | reached
-        for index, new in enumerate(arrivals):
-            strength[new] = 0.42 - 0.28 * index / max(1, len(arrivals) - 1)
+        for index, arrived in enumerate(arrivals):
+            strength[arrived.numpy()] = 0.42 - 0.28 * index / max(1, len(arrivals) - 1)
     return strength
 
 
@@ -200,10 +200,12 @@ def _draw_hasse(axes: Axes, diagram: Diagram, spec: MaskSpec, characters: float)
     axes.set_xlim(-_LEVELS, characters - _LEVELS)
     axes.set_ylim(-0.5, diagram.rows - 0.5)
     axes.text(-_LEVELS, -0.5, "\n" + diagram.caption, fontsize=_SMALL, va="top")
-    many = len(diagram.ways) > 600
-    for way, column_jump in diagram.ways:
-        style = {"color": "#9a9a9a", "linestyle": (0, (3, 2))} if column_jump else {"color": "#777777"}
-        x, y = zip(*way, strict=True)
+    many = len(diagram.lines) > 600
+    for line, column_jump in diagram.lines:
+        style: dict[str, Any] = {"color": "#777777"}
+        if column_jump:
+            style = {"color": "#9a9a9a", "linestyle": (0, (3, 2))}
+        x, y = zip(*line, strict=True)
         axes.plot(x, y, linewidth=0.7 if many else 0.9, alpha=0.7 if many else 1.0, zorder=1, **style)
     for node in diagram.nodes:
         colour = colour_of(node.role, spec.roles)
@@ -223,12 +225,12 @@ def _draw_hasse(axes: Axes, diagram: Diagram, spec: MaskSpec, characters: float)
         )
         ink = "white" if node.predicts else colour
         axes.text(node.x, node.y, node.title, fontsize=_SMALL, ha="center", va="center_baseline", color=ink, zorder=3)
-    for y, text in diagram.marks:
-        axes.text(-_LEVELS, y, text, fontsize=7, color="#8a8a8a", va="center")
+    for row, text in diagram.marks:
+        axes.text(-_LEVELS, row, text, fontsize=7, color="#8a8a8a", va="center")
 
 
 def _legend_entries(spec: MaskSpec, diagram: Diagram | None, later: bool) -> list[tuple[str, str, bool]]:
-    """Text, colour, and whether the mark is filled."""
+    """Return the text and the colour of each mark, and whether it is filled."""
     roles = list(dict.fromkeys(spec.roles))[:8]
     entries = [(role, colour_of(role, spec.roles), True) for role in roles]
     if later:
@@ -241,7 +243,7 @@ def _legend_entries(spec: MaskSpec, diagram: Diagram | None, later: bool) -> lis
 def _draw_legend(picture: Any, entries: list[tuple[str, str, bool]], width: float, height: float) -> None:
     from matplotlib.lines import Line2D
 
-    style = {"linestyle": "", "marker": "s", "markersize": 7}
+    style: dict[str, Any] = {"linestyle": "", "marker": "s", "markersize": 7}
     handles = [
         Line2D([], [], color=colour, markerfacecolor=colour if filled else "white", **style)
         for _, colour, filled in entries
@@ -270,4 +272,5 @@ def _role_runs(roles: Sequence[str]) -> list[tuple[int, int, str]]:
 
 
 def _rgb(colour: str) -> tuple[float, float, float]:
-    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return red, green, blue

@@ -1,4 +1,4 @@
-"""Read and write masks and tasks as files.
+"""Read and write masks and task families as files.
 
 May import everything in ``hasse`` except drawing.
 """

@@ -51,12 +51,11 @@ def read_mask_file(path: str | Path, labels: Mapping[int, int] | None = None) ->
     """Read a mask from a file.
 
     Args:
-        path: see the top of this file; ``.pt`` files are read with ``weights_only=True``.
-        labels: ``{position: token}``, in place of the file's.
+        path: a file in a format of this module; ``.pt`` files are read with ``weights_only=True``.
+        labels: ``{position: token}`` that replace those of the file.
 
     Raises:
-        AttnExtError: a missing file, another ending, content that is no such mask, a label at a position that is not
-            there.
+        AttnExtError: a missing file, another ending, content that is not a mask, or a label out of range.
     """
     path = _existing(path, MASK_SUFFIXES, "a mask")
     content = _READERS[path.suffix.lower()](path)
@@ -76,12 +75,12 @@ def read_mask_file(path: str | Path, labels: Mapping[int, int] | None = None) ->
 
 
 def read_tasks_file(path: str | Path) -> list[Task]:
-    """Read a family of tasks.
+    """Read a task family from a file.
 
     Raises:
-        AttnExtError: a missing file, another ending, or content that is no family of tasks; the message names the task.
+        AttnExtError: a missing file, another ending, or content that is not a task family; the message names the task.
     """
-    path = _existing(path, (".json",), "a family of tasks")
+    path = _existing(path, (".json",), "a task family")
     record = _read_json(path)
     if isinstance(record, dict):
         _check_fields(path.name, record, ("tasks",), needed="tasks")
@@ -104,23 +103,23 @@ def _read_npy(path: Path) -> Any:
     try:
         return np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise AttnExtError(f"{path.name} is no array that numpy can read without pickle: {error}") from None
+        raise AttnExtError(f"{path.name} is not an array that numpy can read without pickle: {error}") from None
 
 
 def _read_pt(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is wrong is said in one line below
+            warnings.simplefilter("ignore")  # the error below is one line
             return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError):
-        raise AttnExtError(f"{path.name} is no file of torch.save with tensors and plain values alone") from None
+        raise AttnExtError(f"{path.name} is not a file of torch.save with only tensors and plain values") from None
 
 
 def _read_json(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise AttnExtError(f"{path.name} is no JSON text: {error}") from None
+        raise AttnExtError(f"{path.name} is not JSON: {error}") from None
     return read_json(text, path.name)
 
 
@@ -128,7 +127,7 @@ def _read_csv(path: Path) -> Any:
     try:
         rows = [row for row in csv.reader(path.read_text(encoding="utf-8-sig").splitlines(), strict=True) if row]
     except (csv.Error, UnicodeDecodeError) as error:
-        raise AttnExtError(f"{path.name} is no CSV: {error}") from None
+        raise AttnExtError(f"{path.name} is not CSV: {error}") from None
     if not rows:
         raise AttnExtError(f"{path.name} is empty; it needs a row for each position")
     values = []
@@ -162,7 +161,7 @@ def _by_position(name: str, labels: Any) -> dict[int, Any]:
     for key, label in labels.items():
         whole = re.fullmatch("-?[0-9]{1,18}", key) if isinstance(key, str) else is_whole(key)
         if not whole:
-            raise AttnExtError(f"{name}: labels go by position, a whole number, got {short(key)}")
+            raise AttnExtError(f"{name}: labels are given by position, a whole number, got {short(key)}")
         position = int(key)
         if position in read:
             raise AttnExtError(f"{name}: position {position} has two labels")
@@ -216,7 +215,7 @@ def _task_mask(mask: Any, size: int) -> Any:
             )
         return groups(chain(size) if mask == "causal" else [size])
     if isinstance(mask, dict):
-        sizes = mask.get("groups")
+        sizes: Any = mask.get("groups")
         whole = isinstance(sizes, list) and all(is_whole(part) and part >= 0 for part in sizes)
         if set(mask) != {"groups"} or not whole or sum(sizes) != size:
             raise AttnExtError(f"groups must be sizes that add up to {size} inputs, got {short(mask)}")

@@ -48,11 +48,16 @@ def _record(spec: MaskSpec) -> dict[str, Any]:
         "name": spec.title,
         "tokens": spec.tokens,
         "labels": {str(position): label for position, label in spec.labels.items()},
-        "inputs": [[entry[0], *map(int, entry[1:])] if is_input(entry) else entry for entry in spec.inputs],
+        "inputs": [_plain(entry) for entry in spec.inputs],
         "roles": list(spec.roles),
         "position_ids": spec.position_ids.tolist(),
         "names": list(spec.names),
     }
+
+
+def _plain(entry: Any) -> Any:
+    """Return an input with whole numbers of any library as ints."""
+    return [entry[0], *map(int, entry[1:])] if is_input(entry) else entry
 
 
 def _write_json(spec: MaskSpec, file: IO[bytes]) -> None:

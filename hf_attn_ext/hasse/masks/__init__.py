@@ -1,4 +1,4 @@
-"""Masks, one a file: closed forms with position ids, roles, labels, and the family of tasks behind each.
+"""Masks, one per file: closed forms with position ids, roles, labels, and the task family behind each.
 
 from hf_attn_ext.hasse import masks
 

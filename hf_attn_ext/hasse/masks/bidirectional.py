@@ -32,7 +32,7 @@ def bidirectional(n: int) -> MaskSpec:
         n: tokens, at least 1.
 
     Raises:
-        AttnExtError: n is no whole number of at least 1.
+        AttnExtError: n is not a whole number of at least 1.
 
     Example:
         >>> bidirectional(2).dense().int().tolist()

@@ -52,7 +52,7 @@ def block_diffusion(n: int, b: int) -> MaskSpec:
         b: tokens of a block, from 1 to n.
 
     Raises:
-        AttnExtError: n or b is no whole number in its range.
+        AttnExtError: n or b is not a whole number in its range.
 
     Example:
         >>> block_diffusion(2, 1).dense().int().tolist()
@@ -103,5 +103,6 @@ def _chains(positions: int, n: int, b: int) -> ChainDecomposition | None:
 @decomposed_by(_chains)
 def _form(n: int, b: int, q: Tensor, kv: Tensor) -> Tensor:
     noisy, shown = q < n, kv < n
-    mine, its = q % n // b, kv % n // b
-    return (noisy & shown & (mine == its)) | (noisy & ~shown & (mine > its)) | (~noisy & ~shown & (mine >= its))
+    block_q, block_kv = q % n // b, kv % n // b
+    same, before = block_q == block_kv, block_q > block_kv
+    return (noisy & shown & same) | (~shown & (before | (~noisy & same)))

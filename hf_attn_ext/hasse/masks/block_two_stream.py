@@ -1,4 +1,4 @@
-"""Block two-stream attention: blocks of mask tokens beside a clean text."""
+"""Block two-stream attention: a clean text, and blocks of mask tokens that predict it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def block_two_stream(n: int, block_size: int, context: str = "token", starts: st
         starts: ``"boundary"`` or ``"every"``: where blocks of mask tokens start.
 
     Raises:
-        AttnExtError: n or block_size is no whole number in its range, another word, or the variant that leaks.
+        AttnExtError: n or block_size is not a whole number in its range, another word, or the variant that leaks.
 
     Example:
         >>> block_two_stream(2, 1).dense().int().tolist()
@@ -108,7 +108,7 @@ def block_generation(n: int, size: int, whole_blocks: bool, every: bool) -> Task
     context of whatever would follow.
     """
     family = TaskFamily()
-    place = n
+    end = n
     for start in (*_starts(n, size, every), n):
         stop = min(start + size, n)
         known = [min(size, start - s) for s in range(0, start, size)] if whole_blocks else chain(start)
@@ -116,9 +116,9 @@ def block_generation(n: int, size: int, whole_blocks: bool, every: bool) -> Task
             (*map(token, range(start)), *map(mask_token, range(start, stop))),
             {i: i for i in range(start, stop)},
             groups([*known, stop - start]),
-            positions=(*range(start), *range(place, place + stop - start)),
+            positions=(*range(start), *range(end, end + stop - start)),
         )
-        place += stop - start
+        end += stop - start
     return family
 
 

@@ -31,8 +31,8 @@ def butterfly(n: int, window: int | None = None) -> MaskSpec:
         P_k, k = 0 .. n-1:  mean of tokens k-1 and k+1,   sees itself, F_0 .. F_(k-1), B_(k+1) .. B_(n-1)
 
     Nobody sees a P, and F and B never see each other: otherwise P_k would reach token k through a second layer. With
-    ``window`` c, only the c nearest of each chain are seen besides the position itself; the Hasse diagram stays, and
-    ``ceil((n-1) / c)`` layers bring everything to everyone.
+    ``window`` c, only the c nearest of each chain and the position itself are seen. The Hasse diagram is the same, and
+    all information has arrived after ``ceil((n-1) / c)`` layers.
 
     Source: arXiv 2606.09951, third case study; the layout is our reading of a summary of it. Prior art: the
     cloze-driven two-tower model, arXiv 1903.07785. Position ids: the token's own, also for P_k; roles ``"forward"``,
@@ -55,7 +55,7 @@ def butterfly(n: int, window: int | None = None) -> MaskSpec:
         window: None, or neighbours seen on each side, at least 1.
 
     Raises:
-        AttnExtError: n or window is no whole number of at least 1.
+        AttnExtError: n or window is not a whole number of at least 1.
 
     Example:
         >>> butterfly(2).dense().int().tolist()
@@ -111,8 +111,8 @@ def _form(n: int, far: int, q: Tensor, kv: Tensor) -> Tensor:
     first_b, first_p = n - 1, 2 * n - 2
     q_forward, q_backward, q_predicts = q < first_b, (q >= first_b) & (q < first_p), q >= first_p
     kv_forward, kv_backward = kv < first_b, (kv >= first_b) & (kv < first_p)
-    mine = torch.where(q_forward, q, torch.where(q_backward, q - first_b + 1, q - first_p))
-    its = torch.where(kv_forward, kv, kv - first_b + 1)  # a P that is not q itself is never seen
-    before = (its < mine) & (its >= mine - far)
-    after = (its > mine) & (its <= mine + far)
+    token_q = torch.where(q_forward, q, torch.where(q_backward, q - first_b + 1, q - first_p))
+    token_kv = torch.where(kv_forward, kv, kv - first_b + 1)  # a P that is not q itself is never seen
+    before = (token_kv < token_q) & (token_kv >= token_q - far)
+    after = (token_kv > token_q) & (token_kv <= token_q + far)
     return (q == kv) | (kv_forward & before & ~q_backward) | (kv_backward & after & (q_backward | q_predicts))

@@ -34,7 +34,7 @@ def causal(n: int) -> MaskSpec:
         n: tokens, at least 1.
 
     Raises:
-        AttnExtError: n is no whole number of at least 1.
+        AttnExtError: n is not a whole number of at least 1.
 
     Example:
         >>> causal(3).dense().int().tolist()

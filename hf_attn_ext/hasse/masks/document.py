@@ -19,7 +19,7 @@ from hf_attn_ext.hasse.tasks.family import TaskFamily, chain, groups
 
 @register_mask("document", example={"lengths": [3, 5]})
 def document(lengths: Sequence[int], causal: bool = True) -> MaskSpec:
-    """Texts side by side that do not see each other: ``doc(q) = doc(kv)``, and ``kv <= q`` where causal.
+    """Texts in one sequence that do not see each other: ``doc(q) = doc(kv)``, and ``kv <= q`` where causal.
 
     Source: arXiv 2107.02027 (packing without cross-contamination). Position ids start at 0 in every document, role
     ``"token"``. Causal: each position is labelled with the next token of its document. Not causal: no labels.
@@ -38,7 +38,7 @@ def document(lengths: Sequence[int], causal: bool = True) -> MaskSpec:
         causal: tokens see the earlier ones of their document, or all of them.
 
     Raises:
-        AttnExtError: no lengths, a length that is no whole number of at least 1, or causal not a bool.
+        AttnExtError: no lengths, a length that is not a whole number of at least 1, or causal not a bool.
 
     Example:
         >>> document([1, 2]).dense().int().tolist()
@@ -70,20 +70,20 @@ def packed(lengths: Sequence[int], causal: bool) -> TaskFamily:
     start = 0
     for length in lengths:
         for k in range(1 if causal else length, length + 1):
-            places = range(start, start + k)
+            positions = range(start, start + k)
             labels = {k - 1: start + k} if k < length and causal else {}
-            family.add(map(token, places), labels, groups(chain(k) if causal else [k]), places)
+            family.add(map(token, positions), labels, groups(chain(k) if causal else [k]), positions)
         start += length
     return family
 
 
 def _chains(size: int, causal: bool, owner: Tensor) -> ChainDecomposition | None:
-    owner = owner.numpy()
-    if len(owner) != size or owner[0] < 0 or (np.diff(owner) < 0).any():  # a table of somebody else's
+    documents = owner.numpy()
+    if len(documents) != size or documents[0] < 0 or (np.diff(documents) < 0).any():  # another table
         return None
     if not causal:
-        return ChainDecomposition((), np.zeros((0, size), np.int32), owner)
-    chains = np.split(np.arange(size), np.flatnonzero(np.diff(owner)) + 1)
+        return ChainDecomposition((), np.zeros((0, size), np.int32), documents)
+    chains = np.split(np.arange(size), np.flatnonzero(np.diff(documents)) + 1)
     prefix = np.zeros((len(chains), size), np.int32)
     for positions, seen in zip(chains, prefix, strict=True):
         seen[positions] = np.arange(1, len(positions) + 1)

@@ -26,8 +26,8 @@ def masked_autoencoder(n: int, visible: Sequence[int] | int) -> MaskSpec:
     """Visible tokens see each other, mask tokens see everything: ``visible(kv) or not visible(q)``.
 
     Source: arXiv 2111.06377, as one stream: its encoder's part (visible tokens, undisturbed by mask tokens) and its
-    decoder's part (mask tokens, beside the encoded tokens). In the source the decoder's layers let the visible tokens
-    see mask tokens as well; here they never do, so that what the encoder makes of them is the same in every layer.
+    decoder's part (mask tokens, which see the encoded tokens). In the source the decoder's visible tokens see mask
+    tokens as well; here they never do, so that their encoding is independent of the mask tokens in every layer.
 
     Position ids 0 to n-1; roles ``"visible"`` and ``"mask"``; a mask token is labelled with its token. Unlike
     :func:`bidirectional`, visible tokens can be encoded without the mask tokens.
@@ -42,10 +42,10 @@ def masked_autoencoder(n: int, visible: Sequence[int] | int) -> MaskSpec:
 
     Args:
         n: tokens, at least 1.
-        visible: the visible tokens, each of 0 to n-1 at most once; a number stands for the first so many.
+        visible: the visible tokens, each of 0 to n-1 at most once; a number m stands for the first m.
 
     Raises:
-        AttnExtError: n is no whole number of at least 1, or visible names a token twice or one that is not there.
+        AttnExtError: n is not a whole number of at least 1, or visible has a token twice or one out of range.
 
     Example:
         >>> masked_autoencoder(3, [0, 2]).dense().int().tolist()

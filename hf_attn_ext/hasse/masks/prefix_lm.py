@@ -37,7 +37,7 @@ def prefix_lm(n: int, p: int) -> MaskSpec:
         p: tokens of the prefix, from 0 to n.
 
     Raises:
-        AttnExtError: n or p is no whole number in its range.
+        AttnExtError: n or p is not a whole number in its range.
 
     Example:
         >>> prefix_lm(3, 2).dense().int().tolist()

@@ -34,7 +34,7 @@ def sliding_window(n: int, w: int) -> MaskSpec:
         w: tokens in the window, from 1 to n.
 
     Raises:
-        AttnExtError: n or w is no whole number in its range.
+        AttnExtError: n or w is not a whole number in its range.
 
     Example:
         >>> sliding_window(3, 2).dense().int().tolist()

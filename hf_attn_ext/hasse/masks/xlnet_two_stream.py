@@ -24,7 +24,7 @@ from hf_attn_ext.hasse.tasks.family import TaskFamily, chain, groups
 def xlnet_two_stream(perm: Sequence[int]) -> MaskSpec:
     """Language modelling in any order: a content stream, then a query stream, 2n positions in the text's order.
 
-    With ``step(i)`` the place of token i in ``perm``: content i sees content j where ``step(j) <= step(i)``; query i
+    With ``step(i)`` the index of token i in ``perm``: content i sees content j where ``step(j) <= step(i)``; query i
     sees content j where ``step(j) < step(i)``, and itself.
 
     Source: arXiv 1906.08237. There a query sees contents only, and keeps itself through the residual; here it attends
@@ -46,7 +46,7 @@ def xlnet_two_stream(perm: Sequence[int]) -> MaskSpec:
         perm: the tokens in the order in which they are predicted, each of 0 to n-1 once.
 
     Raises:
-        AttnExtError: perm is no permutation of 0 to n-1, or empty.
+        AttnExtError: perm is not a permutation of 0 to n-1, or empty.
 
     Example:
         >>> xlnet_two_stream([1, 0]).dense().int().tolist()
@@ -87,5 +87,5 @@ def autoregressive_in_order(perm: Sequence[int]) -> TaskFamily:
 
 
 def _form(n: int, q: Tensor, kv: Tensor, step: Tensor) -> Tensor:
-    mine, its = step[q % n], step[kv % n]
-    return ((kv < n) & ((its < mine) | ((its == mine) & (q < n)))) | (q == kv)
+    step_q, step_kv = step[q % n], step[kv % n]
+    return ((kv < n) & ((step_kv < step_q) | ((step_kv == step_q) & (q < n)))) | (q == kv)

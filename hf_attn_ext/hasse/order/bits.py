@@ -1,12 +1,11 @@
-"""Boolean matrices as rows of bits: an eighth of the memory, and 64 positions an operation.
+"""Boolean matrices as rows of bits: an eighth of the memory, and 64 positions per operation.
 
-Long rows are worked on as Python's own integers: below some tens of thousands of bits their ``|``, ``&`` and
-``bit_length`` cost less than one call of numpy, and the highest bit of a row comes for nothing.
+Long rows are processed as Python integers: up to some tens of thousands of bits, their ``|``, ``&`` and ``bit_length``
+cost less than one call of numpy.
 """
 
 from __future__ import annotations
 
-import itertools
 import numbers
 from collections.abc import Iterable, Sequence
 
@@ -16,17 +15,17 @@ from hf_attn_ext.errors import AttnExtError, short
 
 WORD = 64
 _MOST = 1 << 31  # columns
-_SMALL = 1 << 16  # words, up to which the number of operations counts, and not the way through memory
+_SMALL = 1 << 16  # words, up to which the number of operations decides and not the memory access
 
 
 class BitMatrix:
-    """A Boolean matrix (rows, columns), 64 columns a word, the lowest bit first; what is past the last column is 0.
+    """A Boolean matrix (rows, columns), 64 columns per word, the lowest bit first; bits past the last column are 0.
 
-    Every function of this floor takes one where it takes a mask, so a mask of 32,768 positions needs 128 MiB.
+    Functions of :mod:`hf_attn_ext.hasse` that take a mask take one, so a mask of 32,768 positions needs 128 MiB.
 
     Args:
         words: numpy.uint64 (rows, ceil(columns / 64)).
-        columns: how many columns there are.
+        columns: the number of columns.
 
     Raises:
         AttnExtError: another dtype or shape, or a bit set past the last column.
@@ -55,7 +54,7 @@ class BitMatrix:
 
     @classmethod
     def _made(cls, words: np.ndarray, columns: int) -> BitMatrix:
-        """Without the checks, of words that come from here."""
+        """Return a matrix of words that need no checks."""
         made = cls.__new__(cls)
         made.words, made.columns = words, columns
         return made
@@ -81,10 +80,10 @@ class BitMatrix:
 
     @classmethod
     def from_integers(cls, rows: Sequence[int], columns: int) -> BitMatrix:
-        """Pack one integer a row.
+        """Pack integers, one per row.
 
         Raises:
-            AttnExtError: an integer with a bit past the last column, or no list of integers.
+            AttnExtError: an integer with a bit past the last column, or another value than a list of integers.
         """
         columns = _read_count(columns)
         size = _width(columns) * 8
@@ -97,10 +96,11 @@ class BitMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The number of rows and of columns."""
         return self.words.shape[0], self.columns
 
-    def __getitem__(self, place: tuple[int, int]) -> bool:
-        row, column = place
+    def __getitem__(self, index: tuple[int, int]) -> bool:
+        row, column = index
         return bool(int(self.words[row, column // WORD]) >> column % WORD & 1)
 
     def __eq__(self, other: object) -> bool:
@@ -108,7 +108,7 @@ class BitMatrix:
             return NotImplemented
         return self.shape == other.shape and np.array_equal(self.words, other.words)
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # equal matrices may be changed
 
     def __repr__(self) -> str:
         return f"BitMatrix{self.shape}"
@@ -119,12 +119,12 @@ class BitMatrix:
         return np.unpackbits(taken, axis=1, count=self.columns, bitorder="little").view(np.bool_)
 
     def integers(self) -> list[int]:
-        """One Python integer a row; bit j is column j."""
+        """Return one Python integer per row; bit j is column j."""
         size = self.words.shape[1] * 8
         if not size:
             return [0] * len(self.words)
         rows = np.ascontiguousarray(self.words).astype("<u8", copy=False).view(f"V{size}")
-        return list(map(int.from_bytes, rows.ravel().tolist(), itertools.repeat("little")))
+        return [int.from_bytes(row, "little") for row in rows.ravel().tolist()]
 
     def with_diagonal(self, value: bool) -> BitMatrix:
         """Return a copy whose diagonal is ``value`` everywhere."""
@@ -150,13 +150,13 @@ class BitMatrix:
         return self.united_rows(order).transposed().united_rows(order).transposed()
 
     def united_rows(self, order: np.ndarray, starts: np.ndarray | None = None) -> BitMatrix:
-        """Return the rows in the order given, int (rows',); with ``starts`` each run of them, begun there, as one."""
+        """Return the rows in the order given, int (rows',); ``starts`` unites each run of rows that begins there."""
         words = self.words[order]
         return BitMatrix._made(words if starts is None else np.bitwise_or.reduceat(words, starts, axis=0), self.columns)
 
 
 def bits_of(row: int) -> np.ndarray:
-    """Return the places of an integer's bits, rising, int64.
+    """Return the positions of an integer's set bits, rising, int64.
 
     Example:
         >>> bits_of(0b1011).tolist()
@@ -180,7 +180,7 @@ def row_of(bits: Iterable[int]) -> int:
 
 
 def _turned(words: np.ndarray) -> np.ndarray:
-    """The transpose of (64 a, b) words, (64 b, a): 64 x 64 bits by six rounds of swapped halves, then these blocks."""
+    """The transpose of (64 a, b) words, (64 b, a): 64 x 64 bits in six rounds of swapped halves, then the blocks."""
     rows, width = words.shape
     half, low = WORD // 2, (1 << WORD // 2) - 1  # low: the lower half of every group of 2 * half bits
     while half:
@@ -197,7 +197,7 @@ def _turned(words: np.ndarray) -> np.ndarray:
 
 
 def _turned_small(words: np.ndarray) -> np.ndarray:
-    """The same by blocks of 8 x 8 bits, a word each and turned in three rounds, and by moving bytes."""
+    """The same by blocks of 8 x 8 bits, one word each, in three rounds, and by moving bytes."""
     rows, width = words.shape
     blocks = words.astype("<u8", copy=False).view(np.uint8).reshape(rows // 8, 8, width * 8).transpose(0, 2, 1)
     squares = _as_words(np.ascontiguousarray(blocks))
@@ -223,5 +223,5 @@ def _width(columns: int) -> int:
 
 
 def _as_words(packed: np.ndarray) -> np.ndarray:
-    """Bytes (rows, 8 * words) as words, whatever the machine's order of bytes."""
+    """Bytes (rows, 8 * words) as words, in any byte order of the machine."""
     return packed.view("<u8").astype(np.uint64, copy=False)

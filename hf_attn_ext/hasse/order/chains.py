@@ -1,4 +1,4 @@
-"""A smallest chain cover and a largest antichain: Dilworth's theorem by bipartite matching on bit rows."""
+"""A smallest chain decomposition and a largest antichain: Dilworth's theorem by bipartite matching on bit rows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from .bits import bits_of
 
 
 def chains_and_antichain(down: list[int]) -> tuple[list[list[int]], list[int]]:
-    """Return chains that cover every class once, as few as possible, and an antichain of as many classes.
+    """Return a chain decomposition with the fewest chains, and an antichain of as many classes.
 
-    Every class may be followed by one class above it: a largest matching of followers to the followed leaves the fewest
-    chains. A first matching follows the highest free class below; augmenting paths then make it a largest one.
+    Every class may be followed by one class above it: a largest matching of followers to followed classes leaves the
+    fewest chains. A greedy matching takes the highest free class below; augmenting paths then make it a largest one.
 
     Args:
         down: C integers; bit a of ``down[b]`` says a <= b. Numbers are a linear extension.
@@ -20,11 +20,11 @@ def chains_and_antichain(down: list[int]) -> tuple[list[list[int]], list[int]]:
     below = [row ^ (1 << number) for number, row in enumerate(down)]
     before: list[int] = [-1] * count  # the class that a class follows
     after: list[int] = [-1] * count  # the class that follows it
-    free = (1 << count) - 1  # followed by none
+    free = (1 << count) - 1  # classes without a follower
     for upper, row in enumerate(below):
-        found = row & free
-        if found:
-            lower = found.bit_length() - 1
+        candidates = row & free
+        if candidates:
+            lower = candidates.bit_length() - 1
             before[upper], after[lower] = lower, upper
             free ^= 1 << lower
     reached, free = _augment(below, before, after, free)
@@ -32,10 +32,10 @@ def chains_and_antichain(down: list[int]) -> tuple[list[list[int]], list[int]]:
 
 
 def _augment(below: list[int], before: list[int], after: list[int], free: int) -> tuple[int, int]:
-    """Make the matching a largest one; return the classes that the last, vain search reached from below, and the free.
+    """Make the matching a largest one; return the classes that the last search reached from below, and the free ones.
 
-    A round searches from every class that follows none, and never walks to the same class twice. A round without any
-    success proves that there is no augmenting path.
+    A round searches from every class that follows none and visits each class once. A round without success proves that
+    there is no augmenting path.
     """
     count = len(below)
     while True:

@@ -41,8 +41,9 @@ def partial_order(mask: BitMatrix) -> Order:
     """
     rows = mask.with_diagonal(False)
     integers = rows.integers()
+    classes: list[tuple[int, ...]]
     if _only_below(integers):
-        classes = list(zip(range(len(integers))))  # already numbered from below, and no cycle
+        classes = [(position,) for position in range(len(integers))]  # already numbered from below, and no cycle
     else:
         classes = strong_classes(integers)
         del integers
@@ -53,9 +54,9 @@ def partial_order(mask: BitMatrix) -> Order:
 def strong_classes(rows: list[int]) -> list[tuple[int, ...]]:
     """Return the classes of mutually reachable positions, each after all that it sees.
 
-    A walk that keeps the path of unfinished classes: what the last class sees is either new (the path grows), on the
-    path (all from there to the last are one class), or finished; with nothing of the first two kinds left, the class is
-    finished. A class goes by one of its positions.
+    A depth-first search keeps the path of unfinished classes. What the last class sees is new (the path grows), on the
+    path (all from there to the last become one class), or finished. When nothing of the first two kinds is left, the
+    class is finished. One of its positions represents a class.
 
     Args:
         rows: N integers, row i without bit i.
@@ -106,15 +107,16 @@ def strong_classes(rows: list[int]) -> list[tuple[int, ...]]:
 
 
 def closure_and_covers(rows: list[int], many: int = 16) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Return down-sets and lower covers, as :class:`Order` has them.
+    """Return down-sets and lower covers in the form of :class:`Order`.
 
-    Candidates are taken from above: the highest neighbour that no neighbour before it has reached is a cover, and only
-    covers' down-sets are united. Most orders have a few covers a class, whatever the number of edges. From ``many`` a
-    class on average, the rest is done in blocks by matrix products, whose cost does not grow with the covers.
+    Candidates are taken from above: the highest neighbour that no earlier neighbour has reached is a cover, and only
+    the down-sets of covers are united. Most orders have a few covers per class, whatever the number of edges. With
+    ``many`` covers per class or more, the rest is computed in blocks by matrix products, whose cost does not depend on
+    the number of covers.
 
     Args:
-        rows: C integers, row c with bits below c alone.
-        many: covers a class.
+        rows: C integers; row c has bits below c only.
+        many: covers per class.
     """
     down: list[int] = []
     starts, lower = [0], []
@@ -137,12 +139,12 @@ def closure_and_covers(rows: list[int], many: int = 16) -> tuple[list[int], np.n
 
 
 def _in_blocks(
-    rows: list[int], down: list[int], starts: array, lower: array, block: int = 1024
+    rows: list[int], down: list[int], starts: array[int], lower: array[int], block: int = 1024
 ) -> tuple[list[int], np.ndarray, np.ndarray]:
     """Finish what :func:`closure_and_covers` began.
 
-    What lies below any neighbour of a class is a product of two matrices as far as neighbours before the block go, and
-    found one by one among those inside it. A neighbour that lies there is no cover.
+    What is below any neighbour of a class follows from a product of two matrices for neighbours before the block, and
+    from a loop for neighbours in the block. A neighbour that is below another one is not a cover.
     """
     while len(down) < len(rows):
         start = len(down)
@@ -163,12 +165,12 @@ def _in_blocks(
 
 
 def _only_below(rows: list[int]) -> bool:
-    """Whether every row has bits below its own place alone."""
+    """Whether every row i has only bits below i."""
     return all(map(operator.le, map(int.bit_length, rows), range(len(rows))))
 
 
 def _between_classes(rows: BitMatrix, classes: list[tuple[int, ...]]) -> list[int]:
-    """Rows among classes: does any position of one see any position of the other."""
+    """Rows among classes: whether any position of one sees any position of the other."""
     if len(classes) == 1:
         return [0]
     positions = np.fromiter(itertools.chain.from_iterable(classes), np.int64, rows.columns)

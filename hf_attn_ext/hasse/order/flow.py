@@ -1,4 +1,4 @@
-"""What a mask lets flow: which output sees which input after some layers, and after how many nothing more arrives."""
+"""Information flow of a mask: which output depends on which input after some layers, and when that converges."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def information_flow(mask: Any, num_layers: int | None = None) -> torch.Tensor:
 
     Args:
         mask: (N, N), True = may attend: torch or numpy, bool or numbers that are all 0 or 1, nested lists of these, or
-            a :class:`.BitMatrix`. Or a list of masks, one a layer, the first layer's first.
-        num_layers: L, from 0 on; None gives the limit. Must be None for a list, which says it itself.
+            a :class:`.BitMatrix`. Or a list of masks, one per layer.
+        num_layers: L, at least 0; None gives the limit. Must be None for a list, whose length is L.
 
     Raises:
         AttnExtError: a mask that is not square, empty or not Boolean-like, masks of different sizes, a bad number.
@@ -34,7 +34,7 @@ def information_flow(mask: Any, num_layers: int | None = None) -> torch.Tensor:
         >>> information_flow(window, 1)[2].tolist(), information_flow(window)[2].tolist()
         ([False, True, True], [True, True, True])
 
-    Source: 2606.09951; lists of masks are ours.
+    Source: arXiv 2606.09951; lists of masks are ours.
     """
     if is_layers(mask):
         if num_layers is not None:
@@ -50,37 +50,39 @@ def information_flow(mask: Any, num_layers: int | None = None) -> torch.Tensor:
 
 
 def convergence_depth(mask: Any) -> int:
-    """Return the least number of layers after which nothing more arrives: the longest shortest path, at most N - 1.
+    """Return the number of layers after which no further information arrives: the longest shortest path.
+
+    It is at most N - 1.
 
     Args:
-        mask: as :func:`information_flow` takes it. For a list, the least number of its first layers that let through
-            all that the whole list does.
+        mask: as :func:`information_flow` takes it. For a list, the number of its first layers after which
+            all has arrived that arrives after the whole list.
 
     Raises:
-        AttnExtError: as there.
+        AttnExtError: as :func:`information_flow` raises.
 
     Example:
         >>> convergence_depth([[1, 0, 0], [1, 1, 0], [0, 1, 1]]), convergence_depth([[1, 0], [0, 1]])
         (2, 0)
 
-    Source: 2606.09951; lists of masks are ours.
+    Source: arXiv 2606.09951; lists of masks are ours.
     """
     if is_layers(mask):
         layers = [bits.with_diagonal(True) for bits in read_masks(mask)]
         products = [_identity(layers[0].columns), *_product(layers)]
         return next(depth for depth, seen in enumerate(products) if seen == products[-1])
     bits = read_mask(mask)
-    one, limit = bits.with_diagonal(True), BitMatrix.from_dense(expanded(Poset(partial_order(bits))))
+    layer, limit = bits.with_diagonal(True), BitMatrix.from_dense(expanded(Poset(partial_order(bits))))
     if limit == _identity(bits.columns):
         return 0
-    powers = [one]  # of 1, 2, 4 ... layers
+    powers = [layer]  # of 1, 2, 4 ... layers
     while powers[-1] != limit:
         powers.append(_after(powers[-1], powers[-1], limit))
     if len(powers) == 1:
         return 1
     powers.pop()  # the limit itself
     seen = powers.pop()
-    depth = 2 ** len(powers)
+    depth: int = 2 ** len(powers)
     for exponent in reversed(range(len(powers))):
         more = _after(seen, powers[exponent], limit)
         if more != limit:
@@ -88,8 +90,8 @@ def convergence_depth(mask: Any) -> int:
     return depth + 1
 
 
-def _power(one: BitMatrix, exponent: int, limit: BitMatrix) -> BitMatrix:
-    result, power = _identity(one.columns), one
+def _power(layer: BitMatrix, exponent: int, limit: BitMatrix) -> BitMatrix:
+    result, power = _identity(layer.columns), layer
     while exponent and result != limit:
         if exponent & 1:
             result = _after(result, power, limit)
@@ -108,7 +110,7 @@ def _after(seen: BitMatrix, more: BitMatrix, limit: BitMatrix) -> BitMatrix:
 
 
 def _product(layers: list[BitMatrix]) -> list[BitMatrix]:
-    """What is seen after each layer: a later layer's output sees what those it attends to have seen."""
+    """The flow after each layer: an output sees all that the positions it attends to have seen before."""
     seen = [layers[0]]
     for layer in layers[1:]:
         seen.append(boolean_product(layer, seen[-1]))

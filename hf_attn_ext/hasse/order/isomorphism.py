@@ -1,4 +1,4 @@
-"""Whether two orders are the same but for the names of their classes."""
+"""Isomorphism of orders: equality up to the names of the classes."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ if TYPE_CHECKING:
 _LOWER, _UPPER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)  # odd, for mixing
 
 
-def isomorphic(one: Poset, other: Poset) -> bool:
-    """Whether two posets' classes can be matched so that the order is the same.
+def isomorphic(first: Poset, second: Poset) -> bool:
+    """Whether the classes of two posets can be matched so that the order is the same.
 
-    The two diagrams are coloured as one: by level and twins, then by the neighbours' colours until nothing changes. A
-    colour that comes more often in one of them refuses. Where a colour comes twice, one of its classes is matched with
-    each of the other poset's in turn, which gets a colour of their own. A matching is compared edge by edge, so mixing
-    colours into one word can cost time, and never truth.
+    The two diagrams are coloured together: by level and twins, then by the neighbours' colours until nothing changes.
+    The posets differ if a colour is more frequent in one of them. Where several classes have a colour, one of them is
+    matched with each class of that colour in the other poset in turn, and the pair gets a new colour. A complete
+    matching is compared edge by edge, so a collision of hashed colours costs time but never gives a wrong answer.
 
     Source: ours; colour refinement with individualisation.
     """
-    if len(one) != len(other) or one.num_covers != other.num_covers:
+    if len(first) != len(second) or first.num_covers != second.num_covers:
         return False
-    sides = [_without_twins(poset) for poset in (one, other)]
+    sides = [_without_twins(poset) for poset in (first, second)]
     if len(sides[0][0]) != len(sides[1][0]):
         return False
     count = len(sides[0][0])
     edges = np.concatenate([sides[0][1], sides[1][1] + count])
     colours = np.unique(np.concatenate([sides[0][0], sides[1][0]]), axis=0, return_inverse=True)[1].reshape(-1)
-    stack = [iter([colours])]
+    stack: list[Iterator[np.ndarray]] = [iter([colours])]
     while stack:
-        colours = next(stack[-1], None)
-        if colours is None:
+        coloured = next(stack[-1], None)
+        if coloured is None:
             stack.pop()
             continue
-        colours = _refined(colours, edges)
-        found = np.bincount(colours[:count], minlength=2 * count)
-        if not np.array_equal(found, np.bincount(colours[count:], minlength=2 * count)):
+        colours = _refined(coloured, edges)
+        sizes = np.bincount(colours[:count], minlength=2 * count)
+        if not np.array_equal(sizes, np.bincount(colours[count:], minlength=2 * count)):
             continue
-        if found.max() > 1:
-            stack.append(_matched(colours, count, np.flatnonzero(found > 1)[0]))
+        if sizes.max() > 1:
+            stack.append(_matched(colours, count, int(np.flatnonzero(sizes > 1)[0])))
         elif _same_edges(colours, sides[0][1], sides[1][1], count):
             return True
     return False
 
 
 def _without_twins(poset: Poset) -> tuple[np.ndarray, np.ndarray]:
-    """One class for all with the same lower and the same upper covers, as these can be exchanged.
+    """Unite classes with the same lower and the same upper covers, as these can be exchanged.
 
     Returns:
         Level and number of twins, int64 (classes, 2), and covers among those left, int64 (covers, 2).
@@ -58,10 +58,11 @@ def _without_twins(poset: Poset) -> tuple[np.ndarray, np.ndarray]:
     for number in range(len(poset)):
         key = tuple(poset.lower_covers(number)), tuple(poset.upper_covers(number))
         groups.setdefault(key, []).append(number)
-    place = {twins[0]: number for number, twins in enumerate(groups.values())}
+    number_of = {twins[0]: number for number, twins in enumerate(groups.values())}
     level = {number: depth for depth, numbers in enumerate(poset.levels()) for number in numbers}
     facts = np.array([(level[twins[0]], len(twins)) for twins in groups.values()], np.int64)
-    edges = [(place[lower], place[upper]) for lower, upper in poset.covers if lower in place and upper in place]
+    kept = [pair for pair in poset.covers if pair[0] in number_of and pair[1] in number_of]
+    edges = [(number_of[lower], number_of[upper]) for lower, upper in kept]
     return facts, np.array(edges, np.int64).reshape(-1, 2)
 
 
@@ -82,7 +83,7 @@ def _refined(colours: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _scattered(values: np.ndarray) -> np.ndarray:
-    """Numbers as words without pattern, so that sums of them tell multisets apart (splitmix64's last step)."""
+    """Hashes of numbers whose sums tell multisets apart (the last step of splitmix64)."""
     words = values.astype(np.uint64) + _LOWER
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -98,7 +99,7 @@ def _matched(colours: np.ndarray, count: int, colour: int) -> Iterator[np.ndarra
         yield alone
 
 
-def _same_edges(colours: np.ndarray, one: np.ndarray, other: np.ndarray, count: int) -> bool:
-    """Whether classes of one colour, now a single one of each poset, are joined alike."""
-    named = [np.sort(colours[edges] @ np.array([2 * count + 1, 1])) for edges in (one, other + count)]
-    return np.array_equal(*named)
+def _same_edges(colours: np.ndarray, first: np.ndarray, second: np.ndarray, count: int) -> bool:
+    """Whether classes of equal colours, now one of each poset, are joined alike."""
+    named = [np.sort(colours[edges] @ np.array([2 * count + 1, 1])) for edges in (first, second + count)]
+    return np.array_equal(named[0], named[1])

@@ -1,4 +1,7 @@
-"""The partial order behind a mask: classes of positions that see each other, and what reaches what."""
+"""The partial order (poset) behind a mask: classes of positions that see each other, and which reaches which.
+
+The terms are those of Davey & Priestley and of Sage: down-set (order ideal), cover relation, chain decomposition.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,13 @@ if TYPE_CHECKING:
 class Poset:
     """Classes of mutually reachable positions, ordered by where information flows after enough layers.
 
-    Made by :meth:`from_mask`, :meth:`from_covers` or :meth:`from_json`; never changed afterwards. Classes are numbered
-    by a linear extension: a class's number is larger than those of all classes below it. ``a <= b`` says that a's
-    information reaches b.
-
-    Two posets are equal when they have the same classes, the same order among them, and the same inputs.
+    It is made by :meth:`from_mask`, :meth:`from_covers` or :meth:`from_json` and never changes. Classes are numbered
+    along a linear extension: a class has a larger number than all classes below it. ``a <= b`` says that a's
+    information reaches b. Two posets are equal if their classes, the order among them and their inputs are equal.
 
     Attributes:
         classes: the positions of each class, rising.
-        inputs: what the caller gave as each position's input, or None.
+        inputs: the input of each position as the caller gave it, or None.
 
     Example:
         >>> poset = Poset.from_mask([[1, 0, 0], [1, 1, 1], [1, 1, 1]])
@@ -46,7 +47,7 @@ class Poset:
         >>> poset.height(), poset.width(), poset.chains()
         (2, 1, [[0, 1]])
 
-    Source: 2606.09951 for the classes, the order and the diagram; the algorithms, chains and files are ours.
+    Source: arXiv 2606.09951 for the classes, the order and the diagram; the algorithms, chains and files are ours.
     """
 
     def __init__(self, order: Order, inputs: Sequence[Hashable] | None = None) -> None:
@@ -63,7 +64,7 @@ class Poset:
         Args:
             mask: (N, N), True = may attend; the diagonal is taken as True, as the residual makes it. torch or numpy,
                 bool or numbers that are all 0 or 1, nested lists of these, or a :class:`.BitMatrix`.
-            inputs: one a position, kept for the diagram.
+            inputs: one per position, kept for the diagram.
 
         Raises:
             AttnExtError: a mask that is not square, empty or not Boolean-like; inputs of another length, unhashable,
@@ -86,22 +87,17 @@ class Poset:
             covers: (lower, upper) indices of ``classes``.
 
         Raises:
-            AttnExtError: a position missing or repeated, an index that is not there, a cycle, or a pair that is no
-                cover because a longer path joins it.
+            AttnExtError: a missing or repeated position, an index out of range, a cycle, or a pair that is not a cover
+                because a longer path joins it.
 
         Example:
             >>> Poset.from_covers([[0], [1]], [(0, 1)]) == Poset.from_mask([[1, 0], [1, 1]])
             True
         """
-        members = [read_list(positions, "a class") for positions in read_list(classes, "classes")]
-        positions = [position for some in members for position in some]
-        whole = all(map(is_whole, positions))
-        if not positions or not all(members) or not whole or sorted(positions) != list(range(len(positions))):
-            raise AttnExtError(f"classes must hold every position from 0 on once, got {short(members)}")
-        members = [tuple(sorted(map(int, some))) for some in members]
+        members = _read_classes(classes)
         count, rows = len(members), [0] * len(members)
-        covers = [tuple(read_list(pair, "a cover")) for pair in read_list(covers, "covers")]
-        for pair in covers:
+        pairs: list[tuple[Any, ...]] = [tuple(read_list(pair, "a cover")) for pair in read_list(covers, "covers")]
+        for pair in pairs:
             if len(pair) != 2 or not all(is_whole(end) and 0 <= end < count for end in pair) or pair[0] == pair[1]:
                 raise AttnExtError(f"covers must join two of {count} classes, got {short(pair)}")
             lower, upper = map(int, pair)
@@ -109,13 +105,13 @@ class Poset:
         order = partial_order(BitMatrix.from_integers(rows, count))
         if len(order.classes) < count:
             cycle = next(numbers for numbers in order.classes if len(numbers) > 1)
-            raise AttnExtError(f"covers run in a circle through classes {list(cycle)}; an order has none")
+            raise AttnExtError(f"covers run in a circle through classes {list(cycle)}; an order has no cycle")
         if len(order.lower) < sum(row.bit_count() for row in rows):
-            found = {(order.classes[a][0], order.classes[b][0]) for a, b in _pairs(order)}
-            extra = next(pair for pair in covers if pair not in found)
-            raise AttnExtError(f"{extra!r} is no cover: a longer path already joins the two")
+            known = {(order.classes[a][0], order.classes[b][0]) for a, b in _pairs(order)}
+            extra = next(pair for pair in pairs if pair not in known)
+            raise AttnExtError(f"{extra!r} is not a cover: a longer path already joins the two")
         renumbered = [members[numbers[0]] for numbers in order.classes]
-        given = None if inputs is None else read_inputs(inputs, len(positions))
+        given = None if inputs is None else read_inputs(inputs, sum(map(len, members)))
         return cls(order._replace(classes=renumbered), given)
 
     def __len__(self) -> int:
@@ -138,24 +134,25 @@ class Poset:
 
     @property
     def num_positions(self) -> int:
+        """The number N of positions."""
         return sum(map(len, self.classes))
 
     @property
     def num_covers(self) -> int:
-        """How many pairs :attr:`covers` has, without making them."""
+        """The number of pairs in :attr:`covers`, without making the list."""
         return len(self._order.lower)
 
     @functools.cached_property
     def class_of(self) -> np.ndarray:
         """The class of every position, int64 (N,)."""
-        found = np.empty(self.num_positions, np.int64)
+        class_of = np.empty(self.num_positions, np.int64)
         for number, positions in enumerate(self.classes):
-            found[list(positions)] = number
-        return found
+            class_of[list(positions)] = number
+        return class_of
 
     @functools.cached_property
     def leq(self) -> torch.Tensor:
-        """torch.bool (C, C): ``leq[a, b]`` says that a's information reaches b. Unpacked when first asked for."""
+        """torch.bool (C, C): ``leq[a, b]`` says that a's information reaches b. Unpacked on first access."""
         return torch.from_numpy(np.ascontiguousarray(self.down_rows().dense().T))
 
     def reaches(self, lower: int, upper: int) -> bool:
@@ -163,40 +160,41 @@ class Poset:
         return bool(self._order.down[self._index(upper)] >> self._index(lower) & 1)
 
     def down_rows(self) -> BitMatrix:
-        """The down-sets as bit rows (C, C): row b holds every a <= b."""
+        """Return the down-sets (order ideals) as bit rows (C, C): row b holds every a <= b."""
         return BitMatrix.from_integers(self._order.down, len(self))
 
     @functools.cached_property
     def covers(self) -> list[tuple[int, int]]:
-        """Pairs (lower, upper) with nothing in between, sorted by the upper, then the lower."""
+        """The cover relation: pairs (lower, upper) with nothing in between, sorted by the upper, then the lower."""
         return sorted(_pairs(self._order), key=lambda pair: (pair[1], pair[0]))
 
     def lower_covers(self, number: int) -> list[int]:
-        """The classes right below a class, rising."""
+        """Return the lower covers of a class, rising."""
         start, stop = self._order.starts[self._index(number) :][:2]
         return sorted(self._order.lower[start:stop].tolist())
 
     def lower_cover_lists(self) -> list[list[int]]:
-        """The lower covers of every class, falling; all at once, for walks over the whole order."""
+        """Return the lower covers of every class, falling; faster than one call per class."""
         starts, lower = self._order.starts.tolist(), self._order.lower.tolist()
         return [lower[start:stop] for start, stop in itertools.pairwise(starts)]
 
     def upper_covers(self, number: int) -> list[int]:
-        """The classes right above a class, rising."""
+        """Return the upper covers of a class, rising."""
         starts, upper = self._upper
         start, stop = starts[self._index(number) :][:2]
-        return upper[start:stop].tolist()
+        covers: list[int] = upper[start:stop].tolist()
+        return covers
 
     def below_others(self) -> np.ndarray:
-        """The classes that some other class sees, rising, int64."""
+        """Return the classes that are below another class, rising, int64."""
         return np.unique(self._order.lower).astype(np.int64)
 
     def down_set(self, number: int) -> frozenset[int]:
-        """All classes whose information reaches this one, itself too."""
+        """Return the down-set (order ideal) that a class generates: the class and all whose information reaches it."""
         return frozenset(bits_of(self._order.down[self._index(number)]).tolist())
 
     def hasse_diagram(self) -> networkx.DiGraph:
-        """The diagram: a node a class (attributes ``positions`` and, where given, ``inputs``), edges lower -> upper."""
+        """Return the diagram: a node per class with ``positions`` and, if given, ``inputs``; edges lower -> upper."""
         import networkx
 
         graph = networkx.DiGraph()
@@ -208,34 +206,37 @@ class Poset:
         return graph
 
     def linear_extension(self) -> list[int]:
-        """Class numbers so that each comes after all below it; they are numbered that way."""
+        """Return the class numbers so that each follows all below it; classes are numbered that way."""
         return list(range(len(self)))
 
     def levels(self) -> list[list[int]]:
-        """Classes by the length of the longest chain below them; the first level holds the minimal ones."""
+        """Return classes by the length of the longest chain below them; the first level holds the minimal ones."""
         levels: list[list[int]] = [[] for _ in range(self.height())]
         for number, level in enumerate(self._levels.tolist()):
             levels[level].append(number)
         return levels
 
     def height(self) -> int:
-        """The number of classes in a longest chain."""
+        """Return the number of classes in a longest chain."""
         return int(self._levels.max()) + 1
 
     def width(self) -> int:
-        """The number of classes in a largest antichain, which is that of :meth:`chains` (Dilworth)."""
+        """Return the number of classes in a largest antichain, which equals that of :meth:`chains` (Dilworth)."""
         return len(self._chains[0])
 
     def chains(self) -> list[list[int]]:
-        """A smallest set of chains that covers every class once; each from below, by their lowest class."""
+        """Return a chain decomposition with the fewest chains: every class is in one; each from below, by lowest class.
+
+        Sage calls it ``dilworth_decomposition``.
+        """
         return [list(chain) for chain in self._chains[0]]
 
     def antichain(self) -> list[int]:
-        """A largest set of classes of which none reaches another: as many as there are chains, which proves both."""
+        """Return a largest antichain; it has as many classes as there are :meth:`chains`, which proves both optimal."""
         return list(self._chains[1])
 
     def dual(self) -> Poset:
-        """The order upside down; class c becomes class ``len(self) - 1 - c``."""
+        """Return the dual order; class c becomes class ``len(self) - 1 - c``."""
         last = len(self) - 1
         rows = [0] * len(self)
         for lower, upper in _pairs(self._order):
@@ -246,17 +247,17 @@ class Poset:
         """Whether the classes can be matched so that the order is the same; sizes and inputs do not matter.
 
         Raises:
-            AttnExtError: ``other`` is no poset.
+            AttnExtError: ``other`` is not a poset.
         """
         if not isinstance(other, Poset):
             raise AttnExtError(f"a poset is compared with another poset, got {short(other)}")
         return isomorphic(self, other)
 
     def to_json(self) -> str:
-        """Classes, covers and inputs as JSON text.
+        """Return classes, covers and inputs as JSON text.
 
         Raises:
-            AttnExtError: an input that is no text, finite number, bool, None, or tuple of these.
+            AttnExtError: an input that is not a text, finite number, bool, None, or tuple of these.
         """
         return order_to_json(self.classes, self.covers, self.inputs)
 
@@ -265,7 +266,7 @@ class Poset:
         """Read what :meth:`to_json` wrote.
 
         Raises:
-            AttnExtError: text that is no JSON or no poset.
+            AttnExtError: a text that is not JSON or not a poset.
 
         Example:
             >>> poset = Poset.from_mask([[1, 0], [1, 1]])
@@ -276,7 +277,7 @@ class Poset:
 
     @functools.cached_property
     def _upper(self) -> tuple[np.ndarray, np.ndarray]:
-        """Upper covers, laid out as ``Order`` lays out the lower ones, rising."""
+        """Upper covers in the layout of the lower ones in ``Order``, rising."""
         owners = np.repeat(np.arange(len(self)), np.diff(self._order.starts))
         starts = np.concatenate([[0], np.cumsum(np.bincount(self._order.lower, minlength=len(self)))])
         return starts, owners[np.argsort(self._order.lower, kind="stable")]
@@ -304,8 +305,17 @@ class Poset:
         return number
 
 
+def _read_classes(classes: Any) -> list[tuple[int, ...]]:
+    members = [read_list(positions, "a class") for positions in read_list(classes, "classes")]
+    positions = [position for some in members for position in some]
+    whole = all(map(is_whole, positions))
+    if not positions or not all(members) or not whole or sorted(positions) != list(range(len(positions))):
+        raise AttnExtError(f"classes must hold every position from 0 on once, got {short(members)}")
+    return [tuple(sorted(map(int, some))) for some in members]
+
+
 def expanded(poset: Poset) -> np.ndarray:
-    """The order among positions, numpy bool (N, N): [i, j] says that j's information reaches i."""
+    """Return the order among positions, numpy bool (N, N): [i, j] says that j's information reaches i."""
     down = poset.down_rows().dense()
     if len(poset) == poset.num_positions and np.array_equal(poset.class_of, np.arange(len(poset))):
         return down

@@ -1,4 +1,4 @@
-"""Products of Boolean matrices on bit rows: by uniting rows where the left one is sparse, else by float32 products."""
+"""Products of Boolean matrices on bit rows: unions of rows if the left one is sparse, else float32 products."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from .bits import WORD, BitMatrix, bits_of
 
 BLOCK = 1024
-# What a product costs, measured on one core: a bit of the left side unites two rows, at a price with a part a column of
-# the right; a float32 product makes this many additions a second. They only choose between two exact ways.
+# Measured costs on one core: seconds per union of two rows, and per column of the right side; additions per second of
+# a float32 product. They only choose between two exact algorithms.
 _SECONDS_A_BIT, _SECONDS_A_COLUMN, _ADDITIONS_A_SECOND = 7e-8, 6e-12, 4e10
 
 
@@ -27,21 +27,21 @@ def boolean_product(left: BitMatrix, right: BitMatrix, block: int = BLOCK) -> Bi
 
 
 def product_by_rows(left: list[int], right: BitMatrix) -> BitMatrix:
-    """The product as its definition has it: each row unites the rows of ``right`` that its bits name."""
+    """Return the product by its definition: each row unites the rows of ``right`` that its bits select."""
     rows, united = right.integers(), []
     for row in left:
         seen = 0
-        for place in bits_of(row).tolist():
-            seen |= rows[place]
+        for index in bits_of(row).tolist():
+            seen |= rows[index]
         united.append(seen)
     return BitMatrix.from_integers(united, right.columns)
 
 
 def product_by_blocks(left: BitMatrix, right: BitMatrix, block: int = BLOCK) -> BitMatrix:
-    """The product from float32 products of blocks, which count up to the inner length: exact to 2**24.
+    """Return the product from float32 products of blocks; the sums are at most the inner length, exact to 2**24.
 
-    A block of ``right`` takes part only where ``left`` has a bit in its rows, and only over the span of columns where
-    it has bits itself: triangles and bands cost what they hold.
+    Blocks without bits are skipped, on the left by block and on the right by the span of columns with bits. Triangles
+    and bands therefore cost only their own area.
     """
     rows, inner = left.shape
     out = np.zeros((rows, right.words.shape[1]), np.uint64)
@@ -64,8 +64,8 @@ def product_by_blocks(left: BitMatrix, right: BitMatrix, block: int = BLOCK) -> 
 
 def _span(words: np.ndarray) -> slice | None:
     """The words' columns from the first with a bit to the last."""
-    found = np.flatnonzero(words.any(axis=0))
-    return slice(int(found[0]), int(found[-1]) + 1) if len(found) else None
+    columns = np.flatnonzero(words.any(axis=0))
+    return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else None
 
 
 def _float(bits: np.ndarray) -> torch.Tensor:

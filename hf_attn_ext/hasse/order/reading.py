@@ -1,8 +1,9 @@
-"""From whatever a caller gives as a mask to bit rows, or to one line that says what is wrong with it."""
+"""Read masks of any kind as bit rows, and lists and whole numbers of any library."""
 
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from .bits import BitMatrix
 
 
 def is_whole(value: Any) -> bool:
-    """Whether this is a whole number of any library; a bool is none.
+    """Whether a value is a whole number of any library; a bool is not.
 
     Example:
         >>> is_whole(3), is_whole(np.int64(3)), is_whole(True), is_whole(3.0)
@@ -23,11 +24,11 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def read_list(values: Any, what: str) -> list:
-    """Return what can be walked over as a list.
+def read_list(values: Any, what: str) -> list[Any]:
+    """Return the values of an iterable as a list.
 
     Raises:
-        AttnExtError: it cannot.
+        AttnExtError: a value that is not iterable; the message begins with ``what``.
     """
     try:
         return list(values)
@@ -41,7 +42,7 @@ def read_mask(mask: Any, name: str = "mask") -> BitMatrix:
     Args:
         mask: (N, N), True = may attend. torch or numpy, bool, or whole or floating numbers that are all 0 or 1; nested
             lists of these; a :class:`.BitMatrix`; or an object whose ``bits()`` or ``dense()`` returns one of these.
-        name: what the messages call it.
+        name: its name in messages.
 
     Raises:
         AttnExtError: not square, empty, NaN, a value that is neither 0 nor 1, or a tensor without values (meta).
@@ -61,8 +62,8 @@ def read_mask(mask: Any, name: str = "mask") -> BitMatrix:
     return BitMatrix.from_dense(_read_dense(mask, name))
 
 
-def read_masks(masks: list | tuple, name: str = "masks") -> list[BitMatrix]:
-    """Return one mask a layer, all of one size.
+def read_masks(masks: Sequence[Any], name: str = "masks") -> list[BitMatrix]:
+    """Return the bit rows of masks, one per layer, all of one size.
 
     Raises:
         AttnExtError: an empty list, a bad mask, or masks of different sizes; the message names the layer.
@@ -77,7 +78,7 @@ def read_masks(masks: list | tuple, name: str = "masks") -> list[BitMatrix]:
 
 
 def is_layers(masks: Any) -> bool:
-    """Whether this is a list of masks and not one mask written as a list of rows."""
+    """Whether a value is a list of masks and not one mask written as a list of rows."""
     if not isinstance(masks, list | tuple):
         return False
     if not masks:
@@ -95,7 +96,7 @@ def _read_dense(mask: Any, name: str) -> np.ndarray:
         return array
     if array.dtype.kind not in "iuf":
         raise AttnExtError(f"{name} must be Boolean-like (bool, or numbers 0 and 1), got dtype {array.dtype}")
-    truth = array == 1
+    truth: np.ndarray = array == 1
     wrong = ~truth & (array != 0)
     if wrong.any():
         row, column = (int(index) for index in np.argwhere(wrong)[0])

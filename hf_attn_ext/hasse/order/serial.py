@@ -1,4 +1,4 @@
-"""Posets as JSON text. An input is hashable and so never a list: tuples become JSON's lists and come back as tuples."""
+"""Orders as JSON text. Inputs are hashable and so never lists: tuples become lists in JSON and are read as tuples."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_json(text: str | bytes, name: str) -> Any:
     """Return what a JSON text holds.
 
     Raises:
-        AttnExtError: no JSON, a number of too many digits, a name twice in one object, or lists and objects nested more
+        AttnExtError: not JSON, a number of too many digits, a name twice in an object, or lists and objects nested more
             than 50 deep; the message begins with ``name``.
     """
 
@@ -59,7 +59,8 @@ def read_json(text: str | bytes, name: str) -> Any:
         record = dict(pairs)
         if len(record) < len(pairs):
             names = [key for key, _ in pairs]
-            raise AttnExtError(f"{name}: {short(next(n for n in names if names.count(n) > 1))} is there twice")
+            repeated = next(key for key in names if names.count(key) > 1)
+            raise AttnExtError(f"{name} has the name {short(repeated)} twice in one object")
         return record
 
     try:
@@ -69,7 +70,7 @@ def read_json(text: str | bytes, name: str) -> Any:
     except RecursionError:
         raise AttnExtError(f"{name} is nested more than {_DEEPEST} deep") from None
     except (TypeError, ValueError) as error:
-        raise AttnExtError(f"{name} is no JSON text: {error}") from None
+        raise AttnExtError(f"{name} is not JSON: {error}") from None
     level = [record]
     for _ in range(_DEEPEST):
         parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
@@ -80,7 +81,7 @@ def read_json(text: str | bytes, name: str) -> Any:
 
 
 def writable(value: object, deepest: int = _DEEPEST - 2) -> bool:
-    """Whether JSON can hold an input and :func:`read_json` gives back the same."""
+    """Whether JSON can hold an input so that :func:`read_json` returns an equal one."""
     if isinstance(value, tuple):
         return deepest > 0 and all(writable(part, deepest - 1) for part in value)
     if type(value) is float:
@@ -91,7 +92,7 @@ def writable(value: object, deepest: int = _DEEPEST - 2) -> bool:
 
 
 def hashable(value: Any) -> Any:
-    """An input as it was before JSON made its tuples lists."""
+    """Return an input as it was before JSON made its tuples lists."""
     return tuple(hashable(part) for part in value) if isinstance(value, list) else value
 
 

@@ -1,4 +1,4 @@
-"""Inputs and labels: values that are compared, and so must be equal to themselves and to nothing of another kind."""
+"""Checks of inputs and labels: they are compared, so each must equal itself and no value of another kind."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CONTAINERS = (tuple, list, set, frozenset, Mapping)
 
 
 def read_inputs(inputs: Iterable[Hashable], count: int) -> tuple[Hashable, ...]:
-    """Return one input a position.
+    """Return one input per position.
 
     Raises:
-        AttnExtError: not as many as positions, or one that is unhashable, a tensor, or does not equal itself.
+        AttnExtError: another number of inputs, or one that is unhashable, a tensor, or does not equal itself.
     """
     inputs = tuple(read_list(inputs, "inputs"))
     if len(inputs) != count:
-        raise AttnExtError(f"inputs must have one entry a position, got {len(inputs)} for {count} positions")
+        raise AttnExtError(f"inputs must have one entry per position, got {len(inputs)} for {count} positions")
     for position, value in enumerate(inputs):
         check_hashable(value, "input", position)
         check_comparable(value, "input", position)
@@ -34,7 +34,7 @@ def read_labels(labels: Mapping[int, Any], count: int) -> dict[int, Any]:
     """Return ``{position: label}``, positions as ints.
 
     Raises:
-        AttnExtError: no dictionary, a position that is not there, or a label that is a tensor or does not equal itself.
+        AttnExtError: not a dictionary, a position out of range, or a label that is a tensor or does not equal itself.
     """
     if not isinstance(labels, Mapping):
         raise AttnExtError(f"labels must be a dictionary {{position: label}}, got {type(labels).__name__}")
@@ -61,8 +61,7 @@ def check_hashable(value: Any, kind: str, position: int) -> None:
 def check_comparable(value: Any, kind: str, position: int) -> None:
     """Raise :class:`AttnExtError` where a value, or a part of it at any depth, is a tensor or does not equal itself.
 
-    Tensors are compared element by element, or by which object they are; NaN equals nothing, though a tuple that holds
-    it equals itself.
+    Tensors compare element by element, or by identity. NaN equals nothing, though a tuple that holds it equals itself.
     """
     parts, seen = [value], set()
     while parts:
@@ -82,21 +81,21 @@ def check_comparable(value: Any, kind: str, position: int) -> None:
             )
 
 
-def same_value(one: Any, other: Any) -> bool:
-    """Whether two values are equal, and alike in where they hold truth values: ``True == 1``, and means another thing.
+def same_value(value: Any, other: Any) -> bool:
+    """Whether two values are equal and hold truth values at the same positions; ``True == 1`` has another meaning.
 
     Raises:
         AttnExtError: a comparison that is neither true nor false.
     """
-    if one is other:
+    if value is other:
         return True
     try:
-        equal = bool(one == other)
+        equal = bool(value == other)
     except (TypeError, ValueError, RuntimeError, ArithmeticError):
         raise AttnExtError(
-            f"values of type {type(one).__name__} cannot be compared with ==; give numbers, text or tuples"
+            f"values of type {type(value).__name__} cannot be compared with ==; give numbers, text or tuples"
         ) from None
-    return equal and _truths(one) == _truths(other)
+    return equal and _truths(value) == _truths(other)
 
 
 def _equals_itself(value: Any) -> bool:
@@ -107,10 +106,10 @@ def _equals_itself(value: Any) -> bool:
 
 
 def _truths(value: Any) -> Any:
-    """Where a value holds truth values."""
+    """At which positions a value holds truth values."""
     if isinstance(value, tuple | list):
-        found = tuple(map(_truths, value))
-        return found if any(found) else False
+        truths = tuple(map(_truths, value))
+        return truths if any(truths) else False
     if isinstance(value, set | frozenset):
         return any(map(_truths, value))
     return isinstance(value, bool | np.bool_)

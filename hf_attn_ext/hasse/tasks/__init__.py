@@ -1,4 +1,4 @@
 """Tasks, their minimal joint task, and the derivation of masks from task families.
 
-Imports ``hasse.order`` and :mod:`hf_attn_ext.hasse.spec`; a concrete mask may not come in here.
+Imports ``hasse.order`` and :mod:`hf_attn_ext.hasse.spec`; concrete masks do not belong here.
 """

@@ -46,7 +46,7 @@ def spec_of_task(task: Task, name: str = "task") -> MaskSpec:
     return MaskSpec.from_mask(
         task.mask,
         labels={position: numbers[label] for position, label in labels.items()},
-        inputs=[("unknown", *value) if _is_mean(value) else token(numbers[value]) for value in task.inputs],
+        inputs=[_numbered(value, numbers) for value in task.inputs],
         position_ids=[position for _, position in pairs] if len(pairs) == len(task) else None,
         tokens=len(numbers),
         name=name,
@@ -60,14 +60,16 @@ def _single_labels(task: Task, name: str) -> dict[int, Any]:
     for position, targets in task.labels.items():
         if len(targets) > 1:
             raise AttnExtError(f"{name}: position {position} has {len(targets)} targets, a mask holds one per position")
-    return {position: target for position, (target,) in task.labels.items()}
+    return {position: targets[0] for position, targets in task.labels.items()}
 
 
 def _number(label: Any) -> Any:
-    """The number in ``("token", number)``; any other label as it is."""
+    """Return the number in ``("token", number)``; any other label as it is."""
     return label[1] if is_input(label) and label[0] == "token" and len(label) == 2 else label
 
 
-def _is_mean(value: Any) -> bool:
-    """Whether an input is a mean of several tokens; these have no number where other inputs are numbered, too."""
-    return is_input(value) and value[0] == "mean"
+def _numbered(value: Any, numbers: dict[Any, int]) -> tuple[Any, ...]:
+    """Return the input of a numbered token; a mean of several tokens has no number, so its tokens are unknown."""
+    if is_input(value) and value[0] == "mean":
+        return ("unknown", *value)
+    return token(numbers[value])

@@ -1,4 +1,4 @@
-"""When two nodes, of one task or of several, are the same: equal inputs and the same structure upstream."""
+"""Equivalence of nodes, within a task and across tasks: equal inputs and the same structure upstream."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 def equivalence_classes(tasks: Sequence[Task]) -> list[list[int]]:
     """Return a number for every node (class of positions) of every task; equivalent nodes have the same number.
 
-    Two nodes are equivalent when an isomorphism of their down-sets keeps the multisets of inputs. Within a task inputs
-    differ, so such an isomorphism can only match nodes by their inputs, and a node's type follows from its inputs and
-    the set of its lower covers' types: the isomorphisms of the lower covers' down-sets agree where these overlap, and
-    together they are the one of the whole. So types are numbered as they come up, in a dictionary whose keys are
-    compared in full: equal numbers are equivalence itself, no hash that might collide.
+    Two nodes are equivalent if an isomorphism of their down-sets keeps the multisets of inputs. Inputs differ within a
+    task, so such an isomorphism matches nodes by their inputs. A node's type therefore follows from its inputs and the
+    set of its lower covers' types: the isomorphisms of the covers' down-sets agree where these overlap, and together
+    they form that of the whole. Types are numbered in a dictionary whose keys are compared in full, so equal numbers
+    mean equivalent nodes; there are no hash collisions.
 
-    Numbers rise along every task's linear extension: what is below has the smaller one.
+    Numbers rise along the linear extension of every task: a node has a larger number than all nodes below it.
 
     Args:
         tasks: each with inputs that differ.
@@ -26,7 +26,7 @@ def equivalence_classes(tasks: Sequence[Task]) -> list[list[int]]:
     Returns:
         ``numbers[task][node]``.
 
-    Source: 2606.09951 for equivalence; the numbering is ours.
+    Source: arXiv 2606.09951 for equivalence; the numbering is ours.
     """
     inputs: dict[Hashable, int] = {}
     types: dict[Hashable, int] = {}

@@ -1,4 +1,4 @@
-"""The smallest common supergraph by trying all there are: the slow, readable twin of the joint task."""
+"""The smallest common supergraph by exhaustive search: the slow, readable reference for the joint task."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Node = tuple[int, int]  # task, class
 def smallest_supergraph(tasks: Sequence[Task]) -> int:
     """Return the number of nodes of a smallest order in which every task is a down-closed part with its inputs kept.
 
-    Nothing of such an order lies outside the parts (leaving it out keeps them down-closed), so it is the family's nodes
-    with some united: never two of one task, never nodes with different inputs. What is below a node then follows from
-    any part that it is in, so all its parts must agree. All ways to unite nodes are tried.
+    Nodes outside the tasks' parts can be left out, so such an order consists of the family's nodes with some of them
+    united: never two of one task, never nodes with different inputs. What is below a node follows from any part that
+    contains it, so these parts must agree. All ways to unite nodes are tried.
 
     Source: ours.
     """
@@ -36,7 +36,7 @@ def smallest_supergraph(tasks: Sequence[Task]) -> int:
 
 
 def candidates(tasks: Sequence[Task]) -> int:
-    """Return how many ways to unite nodes :func:`smallest_supergraph` would try."""
+    """Return the number of ways to unite nodes that :func:`smallest_supergraph` would try."""
     return math.prod(_bell(len(nodes)) for nodes in _groups(tasks).values())
 
 

@@ -1,10 +1,10 @@
-"""The minimal joint task: one diagram that holds the diagrams of a whole family, and no node more."""
+"""The minimal joint task: the smallest diagram that contains the diagrams of a whole task family."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_attn_ext.errors import AttnExtError, short, suggest
 from hf_attn_ext.hasse.order.bits import BitMatrix, row_of
@@ -15,19 +15,22 @@ from .equivalence import equivalence_classes
 from .task import Task, check_distinct, mask_of_classes
 from .verify import Verification, verify
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 CONFLICTS = ("error", "keep")
 
 
 class JointTask(Task):
-    """A task over positions again, made by :func:`minimal_joint_task`; an input may come more than once, as the same
-    token has a node for every context that it is seen in.
+    """A task that contains all tasks of a family, made by :func:`minimal_joint_task`.
+
+    Inputs may be repeated: a token has one node for every context in which it is seen.
 
     Attributes:
-        inputs, labels, mask: as those of :class:`.Task`. The mask is dense where it comes from
-            :func:`minimal_joint_task`; :meth:`sparsify` thins it. This and the other ways to change a task give a
-            joint task again.
-        tasks: the family, a tuple.
-        sources: for every position, the ``(task, position)`` pairs that it stands for, in the family's order.
+        inputs, labels, mask: as in :class:`.Task`. The mask of :func:`minimal_joint_task` is dense. The methods that
+            change a task, such as :meth:`sparsify`, return a joint task.
+        tasks: the task family, a tuple.
+        sources: for every position, the ``(task, position)`` pairs for which it stands, in the family's order.
         conflicts: "error", or "keep", where every label is a tuple of different targets.
 
     Example:
@@ -36,7 +39,7 @@ class JointTask(Task):
         >>> joint.inputs, joint.labels, joint.sources
         (('a', 'b'), {0: 'b', 1: 'c'}, [[(0, 0), (1, 0)], [(1, 1)]])
 
-    Source: 2606.09951.
+    Source: arXiv 2606.09951.
     """
 
     def __init__(
@@ -67,10 +70,10 @@ class JointTask(Task):
         return whole and 0 <= pair[0] < len(self.tasks) and 0 <= pair[1] < len(self.tasks[pair[0]])
 
     def verify(self) -> Verification:
-        """Check, from the definitions alone, that this is a common supergraph of the family and that none is smaller.
+        """Check by the definitions alone that this is a common supergraph of the family and that no smaller one exists.
 
         Returns:
-            A :class:`.Verification`, true when there is no problem; its ``problems`` say in words what is wrong.
+            A :class:`.Verification`, true if there is no problem; its ``problems`` name what is wrong.
 
         Example:
             >>> bool(minimal_joint_task([Task("a", {}, [[1]])]).verify())
@@ -78,33 +81,32 @@ class JointTask(Task):
         """
         return verify(self)
 
-    def _rebuilt(self, order: Sequence[int], labels: dict[int, Any], bits: BitMatrix) -> JointTask:
+    def _rebuilt(self, order: Sequence[int], labels: dict[int, Any], bits: BitMatrix) -> Self:
         inputs, sources = [self.inputs[old] for old in order], [self.sources[old] for old in order]
-        return JointTask(inputs, labels, bits, self.tasks, sources, self.conflicts)
+        return type(self)(inputs, labels, bits, self.tasks, sources, self.conflicts)
 
 
 def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> JointTask:
-    """Return the smallest task that holds every task of a family as a down-closed part.
+    """Return the smallest task that contains every task of a family as a down-closed part.
 
     Its nodes are the family's nodes up to equivalence (see :func:`.equivalence_classes`), its order is induced, its
-    mask is the order. Positions come as the family first names them, each after the positions it sees.
+    mask is the order. Positions are in the order in which the family first names them, each after those it sees.
 
     Args:
         tasks: at least one.
-        conflicts: what happens where nodes that become one have different labels: "error" refuses; "keep" keeps them
-            all, so that every label, also a single one, is a tuple of different targets in the family's order.
+        conflicts: what to do if nodes that become one have different labels: "error" raises; "keep" keeps all, and
+            every label, also a single one, becomes a tuple of different targets in the family's order.
 
     Raises:
-        AttnExtError: no task; something that is no task; a joint task that repeats an input; inputs such as 1 and True,
-            which are equal and mean different things; a conflict of labels, with the node and both labels; an unknown
-            ``conflicts``.
+        AttnExtError: no tasks; a value that is not a task; a joint task that repeats an input; inputs such as 1 and
+            True, which are equal in Python but differ in meaning; conflicting labels; an unknown ``conflicts``.
 
     Example:
         >>> family = [Task(range(n), {n - 1: n}, torch.ones(n, n).tril()) for n in range(1, 5)]
         >>> minimal_joint_task(family).mask.int().tolist()
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
 
-    Source: 2606.09951; several targets at a node are ours.
+    Source: arXiv 2606.09951; several targets at a node are ours.
     """
     if not isinstance(conflicts, str) or conflicts not in CONFLICTS:
         raise AttnExtError(
@@ -114,8 +116,8 @@ def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> Joint
     numbers = equivalence_classes(tasks)
     inputs: list[Hashable] = []
     sources: list[list[tuple[int, int]]] = []
-    members: list[list[int]] = []  # of every node, the joint task's positions
-    down: list[int] = []  # of every node, the bits of its positions and of all below
+    members: list[list[int]] = []  # the joint task's positions of every node
+    down: list[int] = []  # the bits of every node's positions and of all below
     for which, (task, own) in enumerate(zip(tasks, numbers, strict=True)):
         lower = task.poset.lower_cover_lists()
         for node, (number, positions) in enumerate(zip(own, task.poset.classes, strict=True)):
@@ -127,9 +129,9 @@ def minimal_joint_task(tasks: Sequence[Task], conflicts: str = "error") -> Joint
                 for below in lower[node]:
                     row |= down[own[below]]
                 down.append(row)
-            place = {inputs[position]: position for position in members[number]}
+            position_of = {inputs[position]: position for position in members[number]}
             for position in positions:
-                sources[place[task.inputs[position]]].append((which, position))
+                sources[position_of[task.inputs[position]]].append((which, position))
     mask = mask_of_classes(members, down, len(inputs))
     return JointTask(inputs, _labels(tasks, inputs, sources, conflicts), mask, tasks, sources, conflicts)
 
@@ -150,15 +152,15 @@ def _read_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
 
 
 def _check_kinds(tasks: Sequence[Task]) -> None:
-    """Raise where inputs of two tasks are equal for Python alone, as 1 and True: they would become one node."""
+    """Raise where inputs of two tasks are equal in Python only, as 1 and True: they would become one node."""
     first: dict[Hashable, tuple[Hashable, int]] = {}
     for number, task in enumerate(tasks):
         for value in task.inputs:
             other, at = first.setdefault(value, (value, number))
             if other is not value and not same_value(other, value):
                 raise AttnExtError(
-                    f"inputs {short(other)} of task {at} and {short(value)} of task {number} are equal for Python, and "
-                    "not the same; write both as a number or both as a truth value"
+                    f"inputs {short(other)} of task {at} and {short(value)} of task {number} are equal in Python but "
+                    "differ in meaning; write both as a number or both as a truth value"
                 )
 
 
@@ -169,19 +171,19 @@ def _labels(
     for position, pairs in enumerate(sources):
         targets: list[Any] = []
         named: list[tuple[int, int]] = []
-        for which, place in pairs:
-            if place not in tasks[which].labels:
+        for which, source in pairs:
+            if source not in tasks[which].labels:
                 continue
-            label = tasks[which].labels[place]
+            label = tasks[which].labels[source]
             if any(same_value(label, target) for target in targets):
                 continue
             targets.append(label)
-            named.append((which, place))
+            named.append((which, source))
         if len(targets) > 1 and conflicts == "error":
-            (one, at), (other, there) = named[:2]
+            (first, at), (second, other) = named[:2]
             raise AttnExtError(
                 f"position {position} of the joint task (input {short(inputs[position])}) has two labels: "
-                f"{short(targets[0])} by task {one} at {at}, {short(targets[1])} by task {other} at {there}; "
+                f"{short(targets[0])} by task {first} at {at}, {short(targets[1])} by task {second} at {other}; "
                 "conflicts='keep' keeps both as targets"
             )
         if targets:

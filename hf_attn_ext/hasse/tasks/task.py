@@ -1,11 +1,12 @@
-"""A training task as the source defines it: inputs, labels and a mask."""
+"""A training task: inputs, labels and a mask."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from hf_attn_ext.errors import AttnExtError, short, suggest
@@ -16,16 +17,19 @@ from hf_attn_ext.hasse.order.poset import Poset, expanded
 from hf_attn_ext.hasse.order.reading import is_whole, read_list, read_mask
 from hf_attn_ext.hasse.order.values import read_inputs, read_labels
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 WITHIN = ("cycle", "full")
 
 
 class Task:
-    """Inputs at positions, labels at some of them, and who may attend to whom.
+    """Inputs at positions, labels at some of them, and a mask.
 
     Args:
-        inputs: one a position, hashable and all different: a token together with its position.
+        inputs: one per position, hashable and all different, such as a token with its position.
         labels: ``{position: label}``.
-        mask: (N, N), True = may attend; as :meth:`.Poset.from_mask` takes it.
+        mask: (N, N), True = may attend, in any form that :meth:`.Poset.from_mask` takes.
 
     Attributes:
         inputs: a tuple.
@@ -33,17 +37,16 @@ class Task:
         mask: torch.bool (N, N), as given.
 
     Raises:
-        AttnExtError: an input that is unhashable, a tensor, not equal to itself (NaN, also inside a tuple), or repeated
-            (two equal ones with the same context would be merged, and merging inside one task would change the
-            softmax's weights); a label that is a tensor or not equal to itself, or at a position that is not there; a
-            mask of another size or not Boolean-like.
+        AttnExtError: an input that is unhashable, a tensor, not equal to itself (NaN, also inside a tuple), or
+            repeated; a label that is a tensor, not equal to itself, or at a position out of range; a mask of another
+            size or not Boolean-like.
 
     Example:
         >>> task = Task([("a", 0), ("b", 1)], {1: "c"}, [[1, 0], [1, 1]])
         >>> task.is_dense, task.poset.classes, task.depth
         (True, [(0,), (1,)], 1)
 
-    Source: 2606.09951; that equal inputs are refused is ours.
+    Source: arXiv 2606.09951. We refuse equal inputs: merging them would change the softmax's weights.
     """
 
     def __init__(self, inputs: Iterable[Hashable], labels: Mapping[int, Any], mask: Any) -> None:
@@ -63,34 +66,34 @@ class Task:
 
     @functools.cached_property
     def poset(self) -> Poset:
-        """The order behind the mask; the inputs are on its diagram's nodes."""
+        """The partial order behind the mask; its diagram's nodes hold the inputs."""
         return Poset(partial_order(self._bits), self.inputs)
 
     @functools.cached_property
     def depth(self) -> int:
-        """Layers until nothing more arrives, see :func:`.convergence_depth`."""
+        """Layers after which no further information arrives, see :func:`.convergence_depth`."""
         return convergence_depth(self._bits)
 
     @property
     def is_dense(self) -> bool:
-        """Whether one layer lets through all that any number of layers does (with the residual): mask = limit."""
+        """Whether one layer passes on all that any number of layers does (with the residual): mask = limit."""
         return self._bits.with_diagonal(True) == self._limit()
 
-    def densify(self) -> Task:
+    def densify(self) -> Self:
         """Return the task with the limit of the flow as its mask: the same diagram, one layer deep."""
         return self._with_mask(self._limit())
 
-    def sparsify(self, window: int = 1, within: str = "cycle") -> Task:
-        """Return the task with the same diagram and fewer edges; its ``depth`` says how many layers it needs then.
+    def sparsify(self, window: int = 1, within: str = "cycle") -> Self:
+        """Return the task with the same diagram, fewer edges and a larger ``depth``.
 
-        Every class sees itself and the classes at most ``window`` covers below it. A larger window needs more edges and
-        fewer layers; on a chain of single positions it is the sliding window of ``window + 1`` positions.
+        Every class sees itself and the classes at most ``window`` covers below it. A larger window has more edges and
+        needs fewer layers; on a chain of single positions it is the sliding window of ``window + 1`` positions.
 
         Args:
-            window: covers, from 1 on.
-            within: "cycle" joins the positions of a class in a ring, of which only the first sees other classes'
-                first: with a window of 1, no mask with the same diagram has fewer edges. "full" lets every position
-                see its whole class, and all of the classes seen.
+            window: covers, at least 1.
+            within: "cycle" joins the positions of a class in a ring; only its first position sees the first positions
+                of other classes. With a window of 1, no mask with the same diagram has fewer edges. "full" lets every
+                position see its whole class and all positions of the classes seen.
 
         Raises:
             AttnExtError: a window below 1, an unknown ``within``.
@@ -100,7 +103,7 @@ class Task:
             >>> sparse.mask.sum().item(), sparse.depth
             (7, 3)
 
-        Source: 2606.09951 names sparse variants; this construction is ours.
+        Source: arXiv 2606.09951 mentions sparse variants; this construction is ours.
         """
         if not is_whole(window) or window < 1:
             raise AttnExtError(f"window must be a whole number of at least 1, got {short(window)}")
@@ -113,30 +116,29 @@ class Task:
             seen = _near(self.poset, window, [row_of(members) for members in classes])
             return self._with_mask(mask_of_classes(classes, seen, len(self)))
         rows = [1 << position for position in range(len(self))]
-        for members, seen in zip(
-            classes, _near(self.poset, window, [1 << first for first, *_ in classes]), strict=True
-        ):
+        firsts = _near(self.poset, window, [1 << first for first, *_ in classes])
+        for members, row in zip(classes, firsts, strict=True):
             for position, previous in zip(members, (members[-1], *members[:-1]), strict=True):
                 rows[position] |= 1 << previous
-            rows[members[0]] |= seen
+            rows[members[0]] |= row
         return self._with_mask(BitMatrix.from_integers(rows, len(self)))
 
-    def permuted(self, order: Sequence[int]) -> Task:
+    def permuted(self, order: Sequence[int]) -> Self:
         """Return the same task with its positions in another order: the new position i is the old ``order[i]``.
 
         Raises:
-            AttnExtError: ``order`` is no permutation of the positions.
+            AttnExtError: ``order`` is not a permutation of the positions.
         """
         order = self._read_order(order)
-        place = {old: new for new, old in enumerate(order)}
-        labels = {place[old]: label for old, label in self.labels.items()}
-        return self._rebuilt(order, dict(sorted(labels.items())), self._bits.reordered(order))
+        new_position = {old: new for new, old in enumerate(order)}
+        labels = {new_position[old]: label for old, label in self.labels.items()}
+        return self._rebuilt(order, dict(sorted(labels.items())), self._bits.reordered(np.array(order)))
 
-    def _with_mask(self, bits: BitMatrix) -> Task:
+    def _with_mask(self, bits: BitMatrix) -> Self:
         return self._rebuilt(range(len(self)), self.labels, bits)
 
-    def _rebuilt(self, order: Sequence[int], labels: dict[int, Any], bits: BitMatrix) -> Task:
-        return Task([self.inputs[old] for old in order], labels, bits)
+    def _rebuilt(self, order: Sequence[int], labels: dict[int, Any], bits: BitMatrix) -> Self:
+        return type(self)([self.inputs[old] for old in order], labels, bits)
 
     def _limit(self) -> BitMatrix:
         return BitMatrix.from_dense(expanded(self.poset))
@@ -151,7 +153,7 @@ class Task:
 
 
 def check_distinct(inputs: Sequence[Hashable], name: str = "") -> None:
-    """Raise :class:`AttnExtError` where an input comes twice."""
+    """Raise :class:`AttnExtError` where an input is repeated."""
     first: dict[Hashable, int] = {}
     for position, value in enumerate(inputs):
         if first.setdefault(value, position) != position:
@@ -163,7 +165,7 @@ def check_distinct(inputs: Sequence[Hashable], name: str = "") -> None:
 
 
 def mask_of_classes(classes: Sequence[Sequence[int]], seen: Sequence[int], count: int) -> BitMatrix:
-    """Return the mask (count, count) whose row, for every position of a class, is the bits in ``seen`` of the class."""
+    """Return the mask (count, count) in which every position of a class has the bits of the class in ``seen``."""
     rows = [0] * count
     for members, row in zip(classes, seen, strict=True):
         for position in members:
@@ -172,7 +174,7 @@ def mask_of_classes(classes: Sequence[Sequence[int]], seen: Sequence[int], count
 
 
 def _near(poset: Poset, window: int, own: list[int]) -> list[int]:
-    """The united ``own`` bits of the classes at most ``window`` covers below each, and of itself."""
+    """For each class, the union of the ``own`` bits of the class and of those at most ``window`` covers below it."""
     lower = poset.lower_cover_lists()
     near = own
     for _ in range(min(window, len(poset) - 1)):

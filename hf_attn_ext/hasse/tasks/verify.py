@@ -1,4 +1,4 @@
-"""Whether a joint task is a smallest common supergraph, checked from the definitions and not from how it was made."""
+"""Check of a joint task by the definitions alone: is it a smallest common supergraph?"""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from .joint import JointTask
     from .task import Task
 
-SMALL = 1000  # ways to unite nodes, up to which all are tried
+SMALL = 1000  # number of ways to unite nodes up to which all are tried
 
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What :meth:`.JointTask.verify` found; true when there is no problem.
+    """Result of :meth:`.JointTask.verify`; true if there is no problem.
 
     Attributes:
         nodes: classes of the joint task.
         types: equivalence classes of the family's nodes. A down-closed part keeps what is upstream, so nodes of
             different types stay different in every common supergraph: none has fewer nodes than this.
-        exhaustive: nodes of the smallest supergraph among all ways to unite nodes, or None where these are many.
+        exhaustive: nodes of the smallest supergraph among all ways to unite nodes, or None if there are too many ways.
         problems: one line each.
     """
 
@@ -43,11 +43,11 @@ class Verification:
 
 
 def verify(joint: JointTask) -> Verification:
-    """See :meth:`.JointTask.verify`."""
+    """Check a joint task; see :meth:`.JointTask.verify`."""
     problems = []
     flow = expanded(joint.poset)
-    for which, (task, places) in enumerate(zip(joint.tasks, _places(joint), strict=True)):
-        problems += [f"task {which}: {problem}" for problem in _embedding(joint, flow, task, places)]
+    for which, (task, images) in enumerate(zip(joint.tasks, _images(joint), strict=True)):
+        problems += [f"task {which}: {problem}" for problem in _embedding(joint, flow, task, images)]
     if not all(joint.sources):
         problems.append(f"position {joint.sources.index([])} stands for no position of any task")
     nodes, types = len(joint.poset), count_types(joint.tasks)
@@ -60,10 +60,10 @@ def verify(joint: JointTask) -> Verification:
 
 
 def count_types(tasks: Sequence[Task]) -> int:
-    """Return how many different nodes a family has, by the labelled down-sets written out in full.
+    """Return the number of different nodes of a task family, by their labelled down-sets in full.
 
-    A node is described by all nodes of its down-set, each as its inputs and those of its own down-set: with inputs that
-    differ within a task, two descriptions are equal exactly when an isomorphism keeps the inputs.
+    A node is described by all nodes of its down-set, each with its inputs and those of its own down-set. As inputs
+    differ within a task, two descriptions are equal exactly if an isomorphism keeps the inputs.
     """
     names: dict[Hashable, int] = {}
     types: set[Hashable] = set()
@@ -79,24 +79,24 @@ def count_types(tasks: Sequence[Task]) -> int:
     return len(types)
 
 
-def _places(joint: JointTask) -> list[list[list[int]]]:
-    """Of every task, the joint task's positions that stand for each position."""
-    places: list[list[list[int]]] = [[[] for _ in task.inputs] for task in joint.tasks]
+def _images(joint: JointTask) -> list[list[list[int]]]:
+    """For every task and each of its positions, the positions of the joint task that stand for it."""
+    images: list[list[list[int]]] = [[[] for _ in task.inputs] for task in joint.tasks]
     for position, pairs in enumerate(joint.sources):
         for which, source in pairs:
-            places[which][source].append(position)
-    return places
+            images[which][source].append(position)
+    return images
 
 
-def _embedding(joint: JointTask, flow: np.ndarray, task: Task, places: list[list[int]]) -> list[str]:
-    for source, found in enumerate(places):
-        if len(found) != 1:
-            return [f"position {source} has {len(found)} places in the joint task"]
-    place = [position for (position,) in places]
-    if len(set(place)) < len(place):
-        return ["two of its positions have one place in the joint task"]
+def _embedding(joint: JointTask, flow: np.ndarray, task: Task, images: list[list[int]]) -> list[str]:
+    for source, positions in enumerate(images):
+        if len(positions) != 1:
+            return [f"position {source} has {len(positions)} positions in the joint task"]
+    image = [position for (position,) in images]
+    if len(set(image)) < len(image):
+        return ["two of its positions have the same position in the joint task"]
     problems = []
-    for source, position in enumerate(place):
+    for source, position in enumerate(image):
         if joint.inputs[position] != task.inputs[source]:
             problems.append(f"the input of position {source} is not kept")
         if source in task.labels:
@@ -105,8 +105,8 @@ def _embedding(joint: JointTask, flow: np.ndarray, task: Task, places: list[list
             if position not in joint.labels or not any(same_value(task.labels[source], x) for x in targets):
                 problems.append(f"the label of position {source} is not kept")
     own = expanded(task.poset)
-    if not np.array_equal(flow[np.ix_(place, place)], own):
+    if not np.array_equal(flow[np.ix_(image, image)], own):
         problems.append("its order is not kept")
-    if not np.array_equal(flow[place].sum(1), own.sum(1)):
-        problems.append("it is no down-closed part")
+    if not np.array_equal(flow[image].sum(1), own.sum(1)):
+        problems.append("it is not a down-closed part")
     return problems

@@ -68,7 +68,7 @@ def test_boxes_do_not_overlap_and_lines_cut_none(spec):
         assert node.x - wide >= -1e-6 and node.x + wide <= diagram.width + 1e-6
         assert 0 <= node.y < diagram.rows
     rows = {y: [(n.x, w) for n, w in zip(diagram.nodes, half, strict=True) if n.y == y] for y in range(diagram.rows)}
-    for points, jump in diagram.ways:
+    for points, jump in diagram.lines:
         for (x, y), (to_x, to_y) in itertools.pairwise(points):
             # Inside a row's band of boxes a line is upright, and next to them; between the bands it may slant.
             row = round((y + to_y) / 2)
@@ -85,8 +85,8 @@ def test_small_diagrams_have_every_class_and_every_cover(spec):
     # Lines leave a box at its top and arrive at one's bottom: as many of each as there are covers.
     tops = {(node.x, node.y + diagram.half) for node in diagram.nodes}
     bottoms = {(node.x, node.y - diagram.half) for node in diagram.nodes}
-    assert sum(way[0] in tops for way, _ in diagram.ways) == len(poset.covers)
-    assert sum(way[-1] in bottoms for way, _ in diagram.ways) == len(poset.covers)
+    assert sum(way[0] in tops for way, _ in diagram.lines) == len(poset.covers)
+    assert sum(way[-1] in bottoms for way, _ in diagram.lines) == len(poset.covers)
 
 
 def test_many_classes_are_drawn_in_groups():
@@ -110,7 +110,7 @@ def test_groups_that_see_each_other_are_one():
 def test_a_tall_chain_goes_on_in_further_columns():
     spec = masks.causal(200)
     diagram = Diagram.of(spec, Poset.from_mask(spec))
-    assert diagram.rows <= 30 and sum(jump for _, jump in diagram.ways) == 200 // diagram.rows
+    assert diagram.rows <= 30 and sum(jump for _, jump in diagram.lines) == 200 // diagram.rows
     spec = masks.butterfly(60)  # too many lines would be cut
     assert Diagram.of(spec, Poset.from_mask(spec)).rows == 60
 

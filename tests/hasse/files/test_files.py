@@ -58,13 +58,13 @@ def write(path, content):
         ("b.pt", {"labels": {}}, "needs the field 'mask'"),
         ("b.pt", {"mask": torch.eye(2), "lables": {}}, "unknown field 'lables'. Did you mean 'labels'?"),
         ("b.pt", {"mask": torch.eye(2), "position_ids": torch.tensor([0])}, "1 position_ids for 2 positions"),
-        ("c.json", "{", "is no JSON"),
+        ("c.json", "{", "is not JSON"),
         ("c.json", "[]", "is empty"),
         ("c.json", "[[1, 0], [1]]", "different lengths"),
         ("c.json", "[[1, NaN], [1, 1]]", "NaN"),
-        ("c.json", '{"mask": [[1]], "mask": [[0]]}', "'mask' is there twice"),
+        ("c.json", '{"mask": [[1]], "mask": [[0]]}', "'mask' twice in one object"),
         ("c.json", {"mask": [[1]], "labels": {"1": 0}}, "a label is at position 1; the positions are 0 to 0"),
-        ("c.json", {"mask": [[1]], "labels": {"a": 0}}, "labels go by position, a whole number, got 'a'"),
+        ("c.json", {"mask": [[1]], "labels": {"a": 0}}, "labels are given by position, a whole number, got 'a'"),
         ("c.json", {"mask": [[1]], "labels": {"0": 1, "00": 1}}, "position 0 has two labels"),
         ("c.json", {"mask": [[1]], "labels": {"0": "b"}}, "must be a token's number, got 'b'"),
         ("c.json", {"mask": [[1]], "labels": [0]}, "labels must map positions to labels"),
@@ -76,26 +76,26 @@ def write(path, content):
         ("c.json", {"mask": [[1]], "tokens": -5}, "tokens must be a whole number from 1"),
         ("c.json", {"mask": [[1]], "tokens": True}, "tokens must be a whole number from 1"),
         ("c.json", {"mask": [[1]], "labels": {"0": 10**30}}, "tokens must be a whole number from 1"),
-        ("c.json", {"mask": [[1]], "labels": {"0.5": 0}}, "labels go by position"),
-        ("c.json", {"mask": [[1]], "labels": {"9" * 5000: 0}}, "labels go by position"),
+        ("c.json", {"mask": [[1]], "labels": {"0.5": 0}}, "labels are given by position"),
+        ("c.json", {"mask": [[1]], "labels": {"9" * 5000: 0}}, "labels are given by position"),
         ("c.json", {"mask": [[1]], "position_ids": [10**30]}, "whole numbers that fit int64"),
         ("c.json", {"mask": [[1]], "inputs": [["token", 10**30]]}, "whole numbers that fit int64"),
         ("c.json", {"mask": [[1]], "inputs": [{}]}, "the input at position 0 is unhashable"),
         ("c.json", {"mask": [[1]], "inputs": [[{}]]}, "the input at position 0 is unhashable"),
-        ("c.json", "[[1" + "9" * 5000 + "]]", "is no JSON"),
+        ("c.json", "[[1" + "9" * 5000 + "]]", "is not JSON"),
         ("c.json", "[" * 60 + "]" * 60, "nested more than 50 deep"),
         ("c.json", "[" * 100000, "nested more than 50 deep"),
-        ("b.pt", {"mask": torch.eye(2), "labels": {None: 1}}, "labels go by position"),
-        ("b.pt", {"mask": torch.eye(2), "labels": {0.5: 1}}, "labels go by position"),
-        ("b.pt", {"mask": torch.eye(2), "labels": {True: 1}}, "labels go by position"),
+        ("b.pt", {"mask": torch.eye(2), "labels": {None: 1}}, "labels are given by position"),
+        ("b.pt", {"mask": torch.eye(2), "labels": {0.5: 1}}, "labels are given by position"),
+        ("b.pt", {"mask": torch.eye(2), "labels": {True: 1}}, "labels are given by position"),
         ("b.pt", {"mask": torch.eye(2), "position_ids": [2**70, 1]}, "whole numbers that fit int64"),
         ("b.pt", {"mask": torch.eye(2), "position_ids": torch.ones(2, 2).long()}, "position_ids"),
-        ("d.csv", '"1\n', "is no CSV"),
+        ("d.csv", '"1\n', "is not CSV"),
         ("d.csv", "", "is empty"),
         ("d.csv", "1,0\n1\n", "row 1 has 1 cells, row 0 has 2"),
         ("d.csv", "1,0\n1,x\n", "row 1, column 1 is 'x'"),
         ("d.csv", "1,nan\n1,1\n", "NaN"),
-        ("d.csv", b"\xff\xfe", "is no CSV"),
+        ("d.csv", b"\xff\xfe", "is not CSV"),
         ("e.txt", "1", "ending in .npy, .pt, .json, .csv, got 'e.txt'"),
     ],
 )
@@ -125,7 +125,7 @@ def test_files_of_other_programs(tmp_path):
         assert read_mask_file(tmp_path / name).dense().tolist() == [[True, False], [True, True]]
     for protocol in range(6):  # torch warns of some; one line is enough
         (tmp_path / "a.pt").write_bytes(pickle.dumps(Path("a"), protocol=protocol))
-        with pytest.raises(AttnExtError, match=r"is no file of torch.save"):
+        with pytest.raises(AttnExtError, match=r"is not a file of torch.save"):
             read_mask_file(tmp_path / "a.pt")
 
 
@@ -148,7 +148,7 @@ def test_a_pickle_is_not_executed(tmp_path):
             return (open, (str(tmp_path / "sprung"), "w"))
 
     torch.save({"mask": Trap()}, tmp_path / "trap.pt")
-    with pytest.raises(AttnExtError, match="tensors and plain values alone"):
+    with pytest.raises(AttnExtError, match="only tensors and plain values"):
         read_mask_file(tmp_path / "trap.pt")
     assert not (tmp_path / "sprung").exists()
 
@@ -240,7 +240,7 @@ def test_a_label_like_an_input_is_that_token():
         ([{"inputs": ["a"], "mask": "casual"}], "got 'casual'. Did you mean 'causal'?"),
         ([{"inputs": ["a"], "mask": {"groups": [2]}}], "add up to 1 inputs"),
         ([{"inputs": ["a"], "mask": {"groups": [0.5, 0.5]}}], "add up to 1 inputs"),
-        ([{"inputs": ["a"], "mask": [[1, 0], [1, 1]]}], "task 0: inputs must have one entry a position"),
+        ([{"inputs": ["a"], "mask": [[1, 0], [1, 1]]}], "task 0: inputs must have one entry per position"),
         ([{"inputs": ["a"], "labels": {"3": "b"}, "mask": [[1]]}], "task 0: label 'b' is at position 3"),
         ([{"inputs": ["a"], "label": {}, "mask": [[1]]}], "unknown field 'label'"),
     ],

@@ -202,8 +202,8 @@ def test_covers_in_any_numbering_make_the_order():
         ([[0], [1]], [(0, 2)], "must join two of 2 classes, got (0, 2)"),
         ([[0], [1]], [(1, 1)], "must join two of 2 classes, got (1, 1)"),
         ([[0], [1], [2]], [(0, 1), (1, 0)], "in a circle through classes [0, 1]"),
-        ([[0], [1], [2]], [(0, 1), (1, 2), (0, 2)], "(0, 2) is no cover"),
-        ([[2], [1], [0]], [(0, 1), (1, 2), (0, 2)], "(0, 2) is no cover"),
+        ([[0], [1], [2]], [(0, 1), (1, 2), (0, 2)], "(0, 2) is not a cover"),
+        ([[2], [1], [0]], [(0, 1), (1, 2), (0, 2)], "(0, 2) is not a cover"),
         (5, [], "classes must be a list, got 5"),
         ([0], [], "a class must be a list, got 0"),
         (["a"], [], "must hold every position from 0 on once"),
@@ -226,8 +226,8 @@ def test_covers_that_make_no_diagram_are_refused(classes, covers, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "this is no JSON text"),
-        (None, "this is no JSON text"),
+        ("{", "this is not JSON"),
+        (None, "this is not JSON"),
         ("[]", "an object with 'classes', 'covers'"),
         ('{"classes": [[0]]}', "an object with 'classes', 'covers'"),
         ('{"classes": [[0]], "covers": [], "more": 1}', "an object with 'classes', 'covers'"),
@@ -235,18 +235,18 @@ def test_covers_that_make_no_diagram_are_refused(classes, covers, said):
         ('{"classes": [[0], [1]], "covers": [[0]]}', "must hold lists of positions"),
         ('{"classes": [[true]], "covers": []}', "must hold lists of positions"),
         ('{"classes": [[0]], "covers": [], "inputs": "a"}', "'inputs' must be a list, got str"),
-        ('{"classes": [[0]], "covers": [], "inputs": ["a", "b"]}', "one entry a position, got 2 for 1 positions"),
+        ('{"classes": [[0]], "covers": [], "inputs": ["a", "b"]}', "one entry per position, got 2 for 1 positions"),
         ('{"classes": [[0]], "covers": [], "inputs": [{}]}', "the input at position 0 is unhashable (dict)"),
         ('{"classes": [[0]], "covers": [], "inputs": [[1, [{}]]]}', "the input at position 0 is unhashable (tuple)"),
         ('{"classes": [[0]], "covers": [], "inputs": [NaN]}', "the input nan at position 0 does not equal itself"),
         ('{"classes": [[0]], "covers": [], "inputs": [["a", NaN]]}', "at position 0 holds nan, which does not"),
-        ('{"classes": [[0]], "covers": [], "covers": []}', "'covers' is there twice"),
-        ('{"classes": [[' + "9" * 5000 + ']], "covers": []}', "this is no JSON text"),
+        ('{"classes": [[0]], "covers": [], "covers": []}', "has the name 'covers' twice"),
+        ('{"classes": [[' + "9" * 5000 + ']], "covers": []}', "this is not JSON"),
         ('{"classes": [[0]], "covers": [], "inputs": [' + "[" * 60 + "]" * 60 + "]}", "nested more than 50 deep"),
         ("[" * 200_000, "nested more than 50 deep"),
-        (b"\xff", "this is no JSON text"),
-        (5, "this is no JSON text"),
-        ([], "this is no JSON text"),
+        (b"\xff", "this is not JSON"),
+        (5, "this is not JSON"),
+        ([], "this is not JSON"),
     ],
 )
 def test_json_that_is_no_poset_is_refused(text, said):
@@ -284,7 +284,7 @@ def test_a_class_that_is_not_there_is_refused(ask):
 
 
 def test_inputs_of_another_length_are_refused():
-    with pytest.raises(AttnExtError, match="one entry a position, got 1 for 2 positions"):
+    with pytest.raises(AttnExtError, match="one entry per position, got 1 for 2 positions"):
         Poset.from_mask(np.eye(2), ["a"])
 
 

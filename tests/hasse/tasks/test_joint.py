@@ -205,7 +205,7 @@ PAIRS = [(1, True), (0.0, False), (("a", 1), ("a", True)), (((0,), 1), ((False,)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_numbers_and_truth_values_are_not_the_same(one, other):
     for first, second in ((one, other), (other, one)):
-        with pytest.raises(AttnExtError, match=r"of task 0 and .* of task 1 are equal for Python, and not the same"):
+        with pytest.raises(AttnExtError, match=r"of task 0 and .* of task 1 are equal in Python but differ in meaning"):
             minimal_joint_task([Task([first], {}, [[1]]), Task([second], {}, [[1]])])
         family = [Task("a", {0: first}, [[1]]), Task("a", {0: second}, [[1]])]
         with pytest.raises(AttnExtError, match="has two labels"):
@@ -273,18 +273,18 @@ def test_the_proof_notices_what_is_wrong():
     cut[1, 0] = False
     assert "task 0: its order is not kept" in said(mask=cut)
     more[0, 3] = True
-    assert "task 0: it is no down-closed part" in said(mask=more)
+    assert "task 0: it is not a down-closed part" in said(mask=more)
     circle[0, 1] = True
     assert "task 1: its order is not kept" in said(mask=circle)
     assert "task 1: the input of position 2 is not kept" in said(inputs="abed")
     assert "task 0: the label of position 1 is not kept" in said(labels={2: "z"})
     assert "task 1: the label of position 2 is not kept" in said(labels={1: "y", 2: "y"})
-    assert "task 2: position 0 has 0 places" in said(sources=[*joint.sources[:3], []])
+    assert "task 2: position 0 has 0 positions" in said(sources=[*joint.sources[:3], []])
     assert "position 3 stands for no position" in said(sources=[*joint.sources[:3], []])
     united = [[(0, 0), (0, 1), (1, 0)], [(1, 1)], *joint.sources[2:]]
-    assert "task 0: two of its positions have one place" in said(sources=united)
+    assert "task 0: two of its positions have the same position" in said(sources=united)
     twice = [*joint.sources[:3], [(1, 2), (2, 0)]]
-    assert "task 1: position 2 has 2 places" in said(sources=twice)
+    assert "task 1: position 2 has 2 positions" in said(sources=twice)
 
 
 def test_the_proof_notices_a_supergraph_that_is_too_large():

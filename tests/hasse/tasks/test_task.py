@@ -48,7 +48,7 @@ def test_what_a_task_holds():
         ("a", {0: np.ones(2)}, np.eye(1), "is a tensor; give a number, such as its .item(), or its .tolist()"),
         ("a", {0: torch.tensor(3)}, np.eye(1), "the label at position 0 is a tensor"),
         ("a", {0: (1, np.ones(2))}, np.eye(1), "at position 0 holds a tensor"),
-        ("ab", {}, np.eye(3), "inputs must have one entry a position, got 2 for 3 positions"),
+        ("ab", {}, np.eye(3), "inputs must have one entry per position, got 2 for 3 positions"),
         ("ab", {2: "c"}, np.eye(2), "label 'c' is at position 2; the positions are 0 to 1"),
         ("ab", {-1: "c"}, np.eye(2), "label 'c' is at position -1; the positions are 0 to 1"),
         ("ab", {"0": "c"}, np.eye(2), "label 'c' is at position '0'; the positions are 0 to 1"),
