@@ -43,7 +43,8 @@ class BlockPasses:
         self.whole_blocks = options.get("context") == "block"
         self.every = options.get("starts") == "every"
         table = position_table(model)
-        self.limit, self.first = (None, 0) if table is None else table
+        self.limit: int | None = None if table is None else table[0]
+        self.first = 0 if table is None else table[1]
         parameters = inspect.signature(model.forward).parameters
         name = cache_argument(parameters)
         modules, linear, self.converted = attention_modules(model), converted_layers(model), is_converted(model)
@@ -103,7 +104,7 @@ class BlockPasses:
         inputs["attention_mask"] = torch.ones(batch, seen + ids.shape[1], dtype=torch.int64, device=device)
         mask = functools.partial(self._mask, clean_at, keys_at, keys_real, start, masks_real)
         with given_mask(self.model.config, mask, positions, streams):
-            logits = self.model(**inputs).logits[:, -self.size :]
+            logits: Tensor = self.model(**inputs).logits[:, -self.size :]
         if self.cache_name is not None:
             if self.cache.get_seq_length() != seen + ids.shape[1]:
                 raise AttnExtError(

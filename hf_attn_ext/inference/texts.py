@@ -74,5 +74,5 @@ def read_token(name: str, value: Any, model: PreTrainedModel) -> int:
 
 def embeddings(model: PreTrainedModel) -> int:
     """Return the size of the model's input vocabulary."""
-    layer = model.get_input_embeddings()
-    return getattr(layer, "num_embeddings", None) or layer.weight.shape[0]
+    layer: Any = model.get_input_embeddings()
+    return int(getattr(layer, "num_embeddings", None) or layer.weight.shape[0])

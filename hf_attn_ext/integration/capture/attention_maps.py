@@ -1,4 +1,4 @@
-"""The attention weights behind captured outputs, from queries and keys, and which keys a query sees at all."""
+"""Attention weights of captured calls, from their queries and keys, and the keys that each query attends to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hf_attn_ext.attention import attention_weights
+from hf_attn_ext.attention import FeatureMap, attention_weights
 from hf_attn_ext.attention.softmax import masked_softmax
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.kernel_modules.layers import feature_map_of
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class _Pattern:
-    """What the queries of one text see.
+    """What the queries of one text attend to.
 
     Attributes:
-        mask: (1, 1 or H, N, N), bool or added to the scores, padding included; None where the others say it all.
-        causal: without a mask, query i sees the keys 0..i.
+        mask: (1, 1 or H, N, N), bool or added to the scores, padding included; None: see the others.
+        causal: without a mask, query i attends to the keys 0..i.
         padding: bool (1, N), True = real token, or None.
-        order: a linear layer's order, bool (1, N, N), without padding; None where ``causal`` says it all.
+        order: a linear layer's order, bool (1, N, N), without padding; None if ``causal`` determines it.
     """
 
     mask: Tensor | None = None
@@ -39,7 +39,7 @@ class _Pattern:
 
 
 def attention_map(call: HeadOutputs, row: int, heads: slice | list[int] = slice(None)) -> Tensor:
-    """The normalised attention weights (heads, N, N) of text ``row``, computed from its queries and keys.
+    """Return the normalised attention weights (heads, N, N) of text ``row``, computed from its queries and keys.
 
     Exact on every backend, under the masks of ``set_mask`` too, without attention dropout: those of softmax, or in a
     converted layer the kernel's own. In at least float32.
@@ -47,17 +47,17 @@ def attention_map(call: HeadOutputs, row: int, heads: slice | list[int] = slice(
     Raises:
         AttnExtError: see :func:`check_followed`.
     """
-    check_followed(call)
-    groups = call.query.shape[1] // call.key.shape[1]
-    query, key = call.query[row], call.key[row].repeat_interleave(groups, dim=0)
+    queries, keys = check_followed(call)
+    groups = queries.shape[1] // keys.shape[1]
+    query, key = queries[row], keys[row].repeat_interleave(groups, dim=0)
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key = query[None].to(dtype), key[None].to(dtype)
     pattern = _pattern(call, row)
-    if _is_linear(call):
-        # a map's parameters are per head: all heads at once
-        kernel = feature_map_of(call.layer.module)
+    feature_map = _linear_map(call)
+    if feature_map is not None:
+        # its parameters are per head: all heads at once
         seen = (pattern.causal, pattern.padding, pattern.order)
-        return attention_weights(query, key, kernel, *seen, scaling=call.scaling)[0, heads].to(dtype)
+        return attention_weights(query, key, feature_map, *seen, scaling=call.scaling)[0, heads].to(dtype)
     scores = query[:, heads] @ key[:, heads].mT * call.scaling
     mask = _dense(pattern, query.shape[2], query.device)
     if mask is not None:
@@ -67,13 +67,13 @@ def attention_map(call: HeadOutputs, row: int, heads: slice | list[int] = slice(
 
 
 def visible_keys(call: HeadOutputs, row: int) -> Tensor:
-    """Which keys the queries of text ``row`` see: bool (1 or H, N, N), the first for all heads.
+    """Return which keys the queries of text ``row`` attend to: bool (1 or H, N, N), 1 if it is the same for all heads.
 
     Raises:
         AttnExtError: see :func:`check_followed`.
     """
-    check_followed(call)
-    length, device = call.query.shape[2], call.query.device
+    queries, _ = check_followed(call)
+    length, device = queries.shape[2], queries.device
     mask = _dense(_pattern(call, row), length, device)
     if mask is None:
         return torch.ones(1, length, length, dtype=torch.bool, device=device)
@@ -81,21 +81,23 @@ def visible_keys(call: HeadOutputs, row: int) -> Tensor:
     return mask[0].expand(-1, length, length)
 
 
-def check_followed(call: HeadOutputs) -> None:
-    """Raise unless the weights follow from what was captured.
+def check_followed(call: HeadOutputs) -> tuple[Tensor, Tensor]:
+    """Check that the weights follow from what was captured; return queries and keys.
 
     Raises:
-        AttnExtError: they are changed by something that is not followed here (softcap, sinks), or the mask has a form
-            of some backend's own.
+        AttnExtError: the heads were read at a projection, without queries and keys; a modifier changes the weights
+            and is not followed here (softcap, sinks); or the mask has a form of some backend's own.
     """
     mask, name = call.attention_mask, call.layer.name
+    if call.query is None or call.key is None:
+        raise AttnExtError(f"{name} was read at its output projection, where no attention map can be computed")
     if call.modifiers:
         raise AttnExtError(
             f"the attention map of {name} is changed by {call.modifiers[0]!r}, which the probe does not "
             "follow; leave the statistics of the attention map out with sample=0"
         )
     if mask is None or isinstance(mask, MaskCall) or (torch.is_tensor(mask) and mask.ndim in (2, 4)):
-        return
+        return call.query, call.key
     form = f"a tensor of shape {tuple(mask.shape)}" if torch.is_tensor(mask) else f"a {type(mask).__name__}"
     raise AttnExtError(
         f"the mask of {name} is {form}, which the probe cannot read; use model.set_attn_implementation('sdpa'), or "
@@ -103,9 +105,10 @@ def check_followed(call: HeadOutputs) -> None:
     )
 
 
-def _is_linear(call: HeadOutputs) -> bool:
+def _linear_map(call: HeadOutputs) -> FeatureMap | None:
+    """The feature map that computed the outputs; None for softmax, also in the softmax stream of a converted model."""
     module = call.layer.module
-    return feature_map_of(module) is not None and not hasattr(module, STREAM)
+    return None if hasattr(module, STREAM) else feature_map_of(module)
 
 
 def _pattern(call: HeadOutputs, row: int) -> _Pattern:
@@ -115,14 +118,14 @@ def _pattern(call: HeadOutputs, row: int) -> _Pattern:
     if torch.is_tensor(mask) and mask.ndim == 4:
         return _Pattern(mask=_of_row(mask, row))
     # the padding mask, or none
-    return _Pattern(causal=call.causal, padding=_padding_of(call.forward.attention_mask, row, call.query.device))
+    return _Pattern(causal=call.causal, padding=_padding_of(call.forward.attention_mask, row, call.output.device))
 
 
 def _under_masks(masks: MaskCall, call: HeadOutputs, row: int) -> _Pattern:
-    """What the attention functions of ``set_mask`` make of the masks, for one text."""
-    module, device = call.layer.module, call.query.device
+    """Return the pattern that the attention functions of ``set_mask`` use for one text."""
+    module, device = call.layer.module, call.output.device
     if feature_map_of(module) is not None:
-        causal, order, padding = order_of(masks, module, call.causal, call.key, None)
+        causal, order, padding = order_of(masks, module, call.causal, call.output, None)
         seen = None if order is None else dense_order(order, device)
         if seen is not None:
             seen = seen[None] if seen.ndim == 2 else _of_row(seen, row)
@@ -139,13 +142,13 @@ def _padding_of(padding: Tensor | None, row: int, device: torch.device) -> Tenso
 
 
 def _of_row(x: Tensor, row: int) -> Tensor:
-    """``x[row]`` as a batch of one; what is the same for all texts is there once."""
+    """Return ``x[row]`` as a batch of one; ``x`` has a single row if it is the same for all texts."""
     row = row if x.shape[0] > 1 else 0
     return x[row : row + 1]
 
 
 def _dense(pattern: _Pattern, length: int, device: torch.device) -> Tensor | None:
-    """The mask (1, 1 or H, N or 1, N), bool or added to the scores; None where all is seen."""
+    """The mask (1, 1 or H, N or 1, N), bool or added to the scores; None without a restriction."""
     if pattern.mask is not None:
         return pattern.mask.to(device)
     mask = expand_padding(pattern.padding, length)
