@@ -1,4 +1,4 @@
-"""Context similarity: what every attention head makes of every pair of tokens, in any model, over any corpus.
+"""Context similarity: dot products of every head's outputs for all token pairs, in any model, over any corpus.
 
     from hf_attn_ext.probe import ContextSimilarityProbe
 
@@ -6,21 +6,9 @@
         probe.feed(texts)
     probe.statistics().to_json("statistics.json")
 
-:mod:`.similarity` (matrices and their high pairs), :mod:`.annotate` (words and sentences by offsets), :mod:`.texts` and
-:mod:`.measures` (what is counted in one text, and by chance), :mod:`.sums` and :mod:`.stream` (streamed, with a
-bootstrap), :mod:`.summarise` and :mod:`.results` (tables).
-
-Models outside the host's attention interface are read at their output projections (``projections=``).
-
-:mod:`.run` takes files of texts (:mod:`.corpus`, :mod:`.cutting`) as :mod:`.config` says, resumable
-(:mod:`.run_folder`), and writes tables, :mod:`.figures`, :mod:`.findings` in words, and one :mod:`.report` with a head
-:mod:`.browser`.
-
-:mod:`.segmentation` cuts a text by what its sentences are to the heads (:mod:`.sentence_vectors`, :mod:`.boundaries`);
-:mod:`.segmentation_scores` compares with true borders.
-
-:mod:`.compare` sets two models side by side, head by head (:mod:`.comparison`); :mod:`.suggest` says which layers of a
-hybrid should keep softmax (:mod:`.neighbours`), and :mod:`.pruning` which heads can go.
+Rooms, from the lowest: :mod:`.corpus` (files of texts, words and sentences), :mod:`.counting` (pairs of one text),
+:mod:`.statistics` (one file per statistic), :mod:`.streaming` (passes to results), :mod:`.report` (figures, findings,
+the page), :mod:`.applications` (segmentation, pruning, comparison, layer choice). :mod:`.run` runs files of texts.
 """
 
 from .applications.compare import compare

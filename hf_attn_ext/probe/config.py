@@ -1,4 +1,4 @@
-"""What a probe's run is told: one dataclass, filled from a YAML file and the command line."""
+"""The settings of a probe's run: one dataclass, filled from a YAML file and the command line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,21 @@ from hf_attn_ext.probe.corpus.annotate import check_boundaries
 
 from .options import CONTROLS, whole
 
-# What may differ between a run and the run that goes on with it: no number of the statistics hangs on these.
+# Fields that may differ when a run is resumed: the statistics do not depend on them.
 FREE = ("out", "save_every", "browse", "progress", "processes")
 # Fields that the command line has an option for; the others are set with --set.
-OPTIONS = ("batch_size", "max_length", "layers", "heads", "percents", "sample", "seed", "limit", "words", "tokens")
+OPTIONS: tuple[str, ...] = (
+    "batch_size",
+    "max_length",
+    "layers",
+    "heads",
+    "percents",
+    "sample",
+    "seed",
+    "limit",
+    "words",
+    "tokens",
+)
 OPTIONS += ("browse", "projections", "num_heads")
 
 
@@ -27,36 +38,36 @@ class ProbeConfig:
     """The settings of :func:`hf_attn_ext.probe.run_probe`.
 
     Attributes:
-        model: a model's folder, converted or stock, or a hub id.
-        texts: files of texts: .txt (a text a line), .jsonl, .csv, .tsv, .parquet.
-        out: the folder for everything that is written.
-        text_column: the texts' field or column, in formats that have such.
+        model: the folder of a base or converted model, or a hub id.
+        texts: files of texts: .txt (one text per line), .jsonl, .csv, .tsv, .parquet.
+        out: the folder for all results.
+        text_column: the field or column of the texts, in formats that have one.
         words: cut documents into texts of so many words; None leaves them whole.
-        tokens: cut documents into texts of exactly so many tokens, special ones included; what is left at a document's
-            end is left out. It sets ``max_length`` and ``truncation``.
-        limit: draw so many of the texts, by the seed; None takes all.
-        batch_size: texts a pass.
-        max_length: the longest text in tokens, special ones included; None is what the model takes.
-        truncation: cut longer texts; otherwise one is an error.
-        language: for the sentence splitter.
-        boundaries: strings that end a segment; segments then take the place of sentences.
+        tokens: cut documents into texts of exactly so many tokens, special ones included; the rest of a document is
+            left out. It sets ``max_length`` and ``truncation``.
+        limit: draw so many of the texts at random, by the seed; None takes all.
+        batch_size: texts per pass.
+        max_length: the longest text in tokens, special ones included; None is the model's limit.
+        truncation: cut longer texts; otherwise a longer text is an error.
+        language: of the sentence splitter.
+        boundaries: strings that end a segment; segments then replace sentences.
         shuffle_tokens: a control: each text's tokens in an order drawn from them and the seed, while special tokens and
             sentences stay where they were.
-        pad_to: the least length of a batch in tokens; the same for all rounds float32 alike in batches of any size, as
-            far as the machine's library does so.
+        pad_to: the least length of a batch in tokens. With one length for all batches, float32 rounds alike in batches
+            of any size, as far as the machine's math library does so.
         layers: numbers from 0, or patterns of module names; None is all.
         heads: numbers from 0; None is all.
-        projections, num_heads: of a model outside the attention interface: patterns of the names of its output
-            projections, and how many heads they take where its configuration does not say.
+        projections, num_heads: for a model outside the attention interface: name patterns of its output projections,
+            and their number of heads where the configuration does not say.
         percents: which pairs are high: the top percentages of each text's pairs; findings speak of the first.
-        sample: the share of texts that the controls and the attention map are taken on.
+        sample: the share of texts used for the controls and the attention map.
         controls: other similarities on the sample, of ``"cosine"`` and ``"attention"`` (``A A^T``).
-        separators: tokens whose attention is the separator focus.
-        bootstrap: replicates of the bootstrap over documents, each an entry of a file.
+        separators: the tokens of the separator focus.
+        bootstrap: replicates of the bootstrap over documents; a document is one entry of a file.
         seed: of the draw of texts, the bootstrap, the null model and the sample.
-        save_every: texts between two saved states, for resuming.
-        browse: texts in the report's head browser.
-        processes: how many are meant to run; a run that got another number stops.
+        save_every: number of texts between saved states, for resuming.
+        browse: number of texts in the report's head browser.
+        processes: the expected number of processes; a run with another number stops.
         progress: show a progress bar on a terminal.
     """
 
@@ -108,20 +119,19 @@ class ProbeConfig:
         check_boundaries(self.boundaries)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
         return dataclasses.asdict(self)
 
     def command(self) -> str:
-        """The command line of this run: what differs from the defaults."""
+        """Return the command line of this run, with the settings that differ from the defaults."""
         words = ["hf-attn-ext", "probe", self.model]
         for file in self.texts:
             words += ["--texts", file]
         words += ["--out", self.out]
+        defaults = ProbeConfig(self.model, self.texts, self.out)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                continue
-            default = field.default_factory() if field.default is dataclasses.MISSING else field.default
-            if value == default or field.name in ("progress", "processes"):
+            if value == getattr(defaults, field.name) or field.name in ("progress", "processes"):
                 continue
             if field.name == "truncation":
                 words.append("--truncation")

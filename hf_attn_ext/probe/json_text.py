@@ -21,7 +21,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     if isinstance(value, np.ndarray):
-        return np.where(np.isfinite(value), value, None).tolist()
+        boxed = value.astype(object)
+        boxed[~np.isfinite(value)] = None
+        return boxed.tolist()
     return value
 
 

@@ -1,4 +1,4 @@
-"""The probe's options: checked, and brought into one form."""
+"""Checks of the probe's options."""
 
 from __future__ import annotations
 
@@ -36,26 +36,31 @@ def readable_layers(model: nn.Module, projections: Sequence[str] | str | None, n
     return capturable_layers(model)
 
 
-def choose_layers(there: list[Layer], chosen: Sequence[int | str] | int | str | None) -> list[Layer]:
+def choose_layers(readable: list[Layer], chosen: Sequence[int | str] | int | str | None) -> list[Layer]:
+    """Return the layers that ``chosen`` names by number or by pattern, in order; None takes all.
+
+    Raises:
+        AttnExtError: a number or pattern that matches no layer, or an empty list.
+    """
     if chosen is None:
-        return there
+        return readable
     wanted = _listed(chosen, (numbers.Integral, str), "layers", "numbers or patterns of names")
-    found: dict[int, Layer] = {}
+    selected: dict[int, Layer] = {}
     for one in wanted:
         if isinstance(one, str):
-            matches = [layer for layer in there if fnmatch.fnmatchcase(layer.name, one)]
+            matches = [layer for layer in readable if fnmatch.fnmatchcase(layer.name, one)]
         else:
-            matches = [layer for layer in there if _is_whole(one) and layer.index == one]
+            matches = [layer for layer in readable if _is_whole(one) and layer.index == one]
         if not matches:
-            names = [layer.name for layer in there]
+            names = [layer.name for layer in readable]
             raise AttnExtError(
-                f"no layer matches {short(one)}; there are layers {_range(there)}, {names[0]} to {names[-1]}."
+                f"no layer matches {short(one)}; there are layers {_range(readable)}, {names[0]} to {names[-1]}."
                 f"{suggest(one, names) if isinstance(one, str) else ''}"
             )
-        found |= {layer.index: layer for layer in matches}
-    if not found:
-        raise AttnExtError(f"layers is empty; leave it out for all of {_range(there)}")
-    return [found[index] for index in sorted(found)]
+        selected |= {layer.index: layer for layer in matches}
+    if not selected:
+        raise AttnExtError(f"layers is empty; leave it out for all of {_range(readable)}")
+    return [selected[index] for index in sorted(selected)]
 
 
 def _range(layers: list[Layer]) -> str:
@@ -63,11 +68,18 @@ def _range(layers: list[Layer]) -> str:
 
 
 def choose_heads(layers: list[Layer], chosen: Sequence[int] | int | None) -> list[int]:
+    """Return the numbers of the chosen heads, in order; None takes all.
+
+    Raises:
+        AttnExtError: a number out of range, an empty list, or None where the layers differ in their number of heads.
+    """
     count = min(layer.num_heads for layer in layers)
     if chosen is None:
         if any(layer.num_heads != count for layer in layers):
-            there = ", ".join(str(layer.num_heads) for layer in layers)
-            raise AttnExtError(f"the layers differ in their number of heads ({there}); choose layers or heads")
+            numbers_of_heads = ", ".join(str(layer.num_heads) for layer in layers)
+            raise AttnExtError(
+                f"the layers differ in their number of heads ({numbers_of_heads}); choose layers or heads"
+            )
         return list(range(count))
     wanted = _listed(chosen, numbers.Integral, "heads", "numbers")
     for one in wanted:
@@ -79,12 +91,13 @@ def choose_heads(layers: list[Layer], chosen: Sequence[int] | int | None) -> lis
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """The ids that stand for no word; an unknown word is still a word."""
-    return {getattr(tokenizer, f"{name}_token_id", None) for name in _SPECIAL} - {None}
+    """Return the ids of special tokens; the unknown token is not one, it stands for a word."""
+    ids = (getattr(tokenizer, f"{name}_token_id", None) for name in _SPECIAL)
+    return {token_id for token_id in ids if token_id is not None}
 
 
 def token_ids(tokenizer: Any, tokens: Sequence[str]) -> set[int]:
-    """The ids of tokens, with a vocabulary's marks of a word's beginning or without."""
+    """Return the ids of tokens, with or without the vocabulary's mark of a word's beginning."""
     known = tokenizer.get_vocab()
     return {known[mark + token] for token in tokens for mark in ("", "\u0120", "\u2581") if mark + token in known}
 
@@ -144,6 +157,7 @@ def one_of(value: Any, options: Sequence[str], name: str) -> None:
 
 
 def words(given: Sequence[str] | str, options: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return the words of the option ``name``, each of which must be one of ``options``."""
     given = tuple(_listed(given, str, name, "strings"))
     for one in given:
         if one not in options:
@@ -152,6 +166,7 @@ def words(given: Sequence[str] | str, options: Sequence[str], name: str) -> tupl
 
 
 def tokens_of(given: Sequence[str] | str) -> tuple[str, ...]:
+    """Return the option ``separators`` as a tuple of strings."""
     given = tuple(_listed(given, str, "separators", "tokens"))
     for one in given:
         if not isinstance(one, str):
@@ -160,6 +175,7 @@ def tokens_of(given: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def percents_of(given: Sequence[float]) -> tuple[float, ...]:
+    """Return the option ``percents``, ascending and without repetitions."""
     listed = _listed(given, (), "percents", "numbers above 0 and up to 50")
     if not listed or not all(_is_number(one) and 0 < one <= 50 for one in listed):
         raise AttnExtError(f"percents must be numbers above 0 and up to 50, got {short(given)}")
@@ -167,6 +183,7 @@ def percents_of(given: Sequence[float]) -> tuple[float, ...]:
 
 
 def share(given: float) -> float:
+    """Return the option ``sample``, a share from 0 to 1."""
     if not _is_number(given) or not 0 <= given <= 1:
         raise AttnExtError(f"sample must be a share of the texts from 0 to 1, got {short(given)}")
     return float(given)
@@ -183,6 +200,7 @@ def finite(given: Any, name: str) -> None:
 
 
 def whole(given: int, least: int, name: str, most: int = 2**64 - 1) -> int:
+    """Return the option ``name``, a whole number from ``least`` to ``most``."""
     if not _is_whole(given) or not least <= given <= most:
         limit = f"at most {most}" if _is_whole(given) and given > most else f"at least {least}"
         raise AttnExtError(f"{name} must be a whole number of {limit}, got {short(given)}")
@@ -198,7 +216,7 @@ def _is_number(given: Any) -> bool:
 
 
 def _listed(given: Any, single: type | tuple[type, ...], name: str, what: str) -> list[Any]:
-    """A list of what was given: several, or one of the types ``single``."""
+    """A list of the values of an option, which may be a single value of the types ``single``."""
     if isinstance(given, single):
         return [given]
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):

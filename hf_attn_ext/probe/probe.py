@@ -1,4 +1,4 @@
-"""``ContextSimilarityProbe``: look at every head's outputs while a model runs."""
+"""``ContextSimilarityProbe``: compare every head's outputs while a model runs."""
 
 from __future__ import annotations
 
@@ -53,35 +53,36 @@ from .results import ProbeStatistics
 class ContextSimilarityProbe:
     """Context similarity of every head during ordinary forward passes (2512.21956; the statistics are ours).
 
-    A context manager. Inside, the outputs of every chosen head, before the output projection, are compared by dot
-    product, on every attention backend; the model's own outputs stay the same bits. Probes nest. A pass is seen by the
-    probes that its own thread has entered on the model; a pass in a thread that has entered none, by all of the
-    model's probes.
+    A context manager. Inside it, the outputs of every chosen head, before the output projection, are compared by dot
+    product, on every attention backend. The model's own outputs do not change. Probes can be nested. A pass is seen by
+    the probes that its thread has entered on the model, and in a thread that has entered none by all of the model's
+    probes.
 
     Args:
-        model: a model of transformers that uses the attention interface, stock or converted, or a module around one.
-        tokenizer: its fast tokenizer; needed by :meth:`feed`, and to know special tokens and separators elsewhere.
+        model: a Transformers model that uses the attention interface, converted or not, or a module that holds one.
+        tokenizer: its fast tokenizer, for :meth:`feed`, and in other passes for special tokens and separators.
         layers: numbers from 0, or patterns of module names (``"*.layer.3.*"``); None is all.
         heads: numbers from 0; None is all.
-        keep: ``"statistics"``, streamed, in memory that no corpus changes; ``"matrices"``, every matrix.
+        keep: ``"statistics"``, streaming, in constant memory; ``"matrices"``, every matrix.
         percents: which pairs are high: the top percentages of each matrix.
-        sample: the share of texts that the controls and the attention map are taken on, chosen by a hash of the text.
-        controls: ``"cosine"``: of the outputs; ``"attention"``: ``A A^T``.
-        separators: tokens whose attention is the separator focus.
-        bootstrap: replicates of the bootstrap over texts, or over the documents that they are of.
+        sample: the share of texts used for the controls and the attention map, chosen by a hash of the text.
+        controls: other similarities on the sample: ``"cosine"`` of the outputs, ``"attention"`` for ``A A^T``.
+        separators: the tokens of the separator focus.
+        bootstrap: replicates of the bootstrap over texts or documents.
         seed: of the bootstrap, the null model and the sample.
-        projections: of a model outside the attention interface, transformers' or your own: patterns of the names of
-            its layers' output projections, such as ``"*.attention.output.dense"``. Heads are then what a projection is
-            given, (batch, tokens, heads * size), split head by head: of a model that interleaves its heads that is
-            wrong, and nothing can tell. Tokens and padding are its arguments ``input_ids`` and ``attention_mask``;
-            there are no queries and keys, so nothing of the attention map. A layer has its block's number, from its
-            name. A first pass of your own with as many texts as tokens is refused: batch and tokens look alike.
+        projections: for a model outside the attention interface, of Transformers or your own: name patterns of its
+            output projections, such as ``"*.attention.output.dense"``. The heads are then the input of a projection,
+            (batch, tokens, heads * size), split head by head; a model that interleaves its heads is read wrongly, and
+            this cannot be detected. Tokens and padding are the model's arguments ``input_ids`` and ``attention_mask``.
+            There are no queries and keys, and therefore no statistics of the attention map. A layer has the number of
+            its block, from its name. A first pass of your own must not have as many texts as tokens: the two axes
+            could not be told apart.
         num_heads: of those projections, where the model's configuration does not say.
 
     Raises:
-        AttnExtError: a model that cannot be captured, layers or heads that it has not, an unknown word in ``keep``; in
-            a pass, a cache that is continued (a Cache, or tensors under a usual name; a cache object of your own that
-            does not say its length is not noticed), and a mask (batch, tokens) of other values than 0 and 1.
+        AttnExtError: a model that cannot be captured, a layer or head index out of range, or an unknown word in
+            ``keep``; in a pass, a continued cache (a Cache, or tensors under a usual name; a cache object of your own
+            without a length is not noticed), or a mask (batch, tokens) with values other than 0 and 1.
 
     Example:
         >>> with ContextSimilarityProbe(model, tokenizer) as probe:  # doctest: +SKIP
@@ -113,16 +114,17 @@ class ContextSimilarityProbe:
         self._part = len(self.layers) < layer_count(model, readable)
         self.heads = choose_heads(self.layers, heads)
         self.keep = words(keep, KEEPS, "keep")
+        projected = self.layers[0].projection  # there are no queries and keys
         settings = Settings(
             layers=tuple(layer.index for layer in self.layers),
             heads=tuple(self.heads),
             percents=percents_of(percents),
             replicates=whole(bootstrap, 2, "bootstrap"),
             sample=share(sample),
-            controls=tuple(one for one in words(controls, CONTROLS, "controls") if self._has(one)),
+            controls=tuple(one for one in words(controls, CONTROLS, "controls") if one != "attention" or not projected),
             separators=tokens_of(separators),
             seed=whole(seed, 0, "seed"),
-            projected=self._projected,
+            projected=projected,
         )
         check_tokenizer(tokenizer)
         special = special_ids(tokenizer) if tokenizer is not None else config_special_ids(model)
@@ -170,33 +172,33 @@ class ContextSimilarityProbe:
         pad_to: int | None = None,
         documents: Iterable[str] | None = None,
     ) -> int:
-        """Run texts through the model, in evaluation mode, with the words and sentences of their tokens known.
+        """Run texts through the model in evaluation mode, with known words and sentences of their tokens.
 
-        Padding is on the right whatever the tokenizer says: the same text gives the same statistics in any batch.
+        Padding is on the right, whatever the tokenizer's side: a text gives the same statistics in every batch.
 
         Args:
-            texts: strings; any iterable, read as it goes.
-            batch_size: texts a pass.
+            texts: any iterable of strings, read lazily.
+            batch_size: texts per pass.
             truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
-            max_length: the longest text in tokens, special ones included; None is what the model takes.
-            language: of the texts, for the sentence splitter: a code, such as ``"de"``.
-            boundaries: strings that end a segment, such as ``[".", ">>"]`` of reactions; segments then take the place
-                of sentences.
-            shuffle_tokens: a control: each text's tokens in an order drawn from them and the probe's seed, while
-                special tokens and sentences stay where they were.
-            pad_to: the least length of a batch in tokens. The same for all batches, products have one shape, and
-                float32 is rounded alike in batches of any size, as far as the machine's library does so; otherwise a
-                pair may change places with one that is equal but for the last bits.
+            max_length: the longest text in tokens, special ones included; None is the model's limit.
+            language: of the sentence splitter: a code, such as ``"de"``.
+            boundaries: strings that end a segment, such as ``[".", ">>"]`` of reactions; segments then replace
+                sentences.
+            shuffle_tokens: a control: each text's tokens in a random order, which depends on them and the probe's
+                seed; special tokens and sentence borders keep their positions.
+            pad_to: the least length of a batch in tokens. With one length for all batches, float32 rounds alike in
+                batches of any size, as far as the machine's math library does so; otherwise nearly equal pairs may
+                change their order.
             documents: the name of each text's document, where several texts are parts of one. The bootstrap then draws
-                documents: parts of one are alike, and intervals as if each were drawn alone would be too narrow.
+                documents; drawing their parts alone would give intervals that are too narrow, as parts are alike.
 
         Returns:
-            How many texts were fed.
+            The number of texts.
 
         Raises:
-            AttnExtError: outside the block, no tokenizer, no texts, a blank text or one that is too long, no code of a
-                language, another number of documents, or ``shuffle_tokens``, ``boundaries`` or whether there are
-                ``documents`` other than of texts fed before.
+            AttnExtError: outside the block; no tokenizer or no texts; a blank text or one that is too long; an unknown
+                language; another number of documents than texts; or other ``shuffle_tokens``, ``boundaries`` or use of
+                ``documents`` than before.
         """
         if self._open is None:
             raise AttnExtError("feed works inside the block only: with ContextSimilarityProbe(...) as probe")
@@ -232,20 +234,23 @@ class ContextSimilarityProbe:
         return count
 
     def matrices(self, layer: int) -> Tensor:
-        """The context similarity matrices (B, H, N, N) of one layer, diagonal zero, on the CPU.
+        """Return the context similarity matrices (B, H, N, N) of one layer, diagonal zero, on the CPU.
 
-        Dot products of all tokens, special tokens and padding included (:meth:`tokens` tells them). After several
-        passes, texts follow one another, and shorter passes are filled with zeros at the end.
+        They hold the dot products of all tokens, special tokens and padding included; see :meth:`tokens`. The texts of
+        several passes follow one another; shorter passes are padded with zeros.
+
+        Args:
+            layer: the number of the layer.
 
         Raises:
-            AttnExtError: the probe keeps no matrices, has not this layer, or has seen no pass.
+            AttnExtError: the probe keeps no matrices, does not look at this layer, or has seen no pass.
         """
         return self._kept.matrices(layer)
 
     def tokens(self) -> tuple[Tensor | None, Tensor]:
-        """Token ids (B, N), None where a pass was given embeddings, and the padding mask, True = real token.
+        """Return token ids (B, N), or None if a pass had embeddings, and the padding mask, True = real token.
 
-        In the order of :meth:`matrices`, filled with 0 and False.
+        Texts are in the order of :meth:`matrices`; shorter passes are padded with 0 and False.
 
         Raises:
             AttnExtError: the probe keeps no matrices, or has seen no pass.
@@ -253,7 +258,7 @@ class ContextSimilarityProbe:
         return self._kept.tokens()
 
     def statistics(self) -> ProbeStatistics:
-        """All statistics so far, each with chance levels and an interval; may be called at any time.
+        """Return all statistics so far, each with chance levels and an interval.
 
         Raises:
             AttnExtError: the probe keeps no statistics, or has seen no text of two tokens or more.
@@ -306,12 +311,15 @@ class ContextSimilarityProbe:
         """Write one self-contained HTML file: findings in words, maps, curves, and a head browser for ``texts``.
 
         Args:
-            path: the file.
-            texts: run once more, after the block, for the browser; a few.
-            options: ``title`` and ``provenance`` of :func:`.report.write_report`.
+            path: path of the HTML file.
+            texts: a few texts for the browser, which are run once more.
+            options: ``title`` and ``provenance`` of :func:`.write_report`.
+
+        Returns:
+            The path.
 
         Raises:
-            AttnExtError: as :meth:`statistics`; texts given inside the block, where their passes would be counted.
+            AttnExtError: as :meth:`statistics`; or texts inside the block, where their passes would be counted.
         """
         statistics = self.statistics()
         if texts and self._open is not None:
@@ -322,21 +330,21 @@ class ContextSimilarityProbe:
         return write_report(statistics, path, browser=browsed, **options)
 
     def state_dict(self) -> dict[str, Any]:
-        """The streamed statistics as numbers and numpy arrays, for a file or another process."""
+        """Return the streaming sums as numbers and numpy arrays, for a file or another process."""
         return {**self._stream.state_dict(), "model": self._seen.fingerprint()}
 
     @property
     def nbytes(self) -> int:
-        """How much memory the streamed statistics take."""
+        """Memory of the streaming sums in bytes."""
         return self._stream.sums.nbytes + self._stream.plain.nbytes
 
     def merge(self, other: ContextSimilarityProbe | Mapping[str, Any]) -> None:
         """Add the statistics of another probe, or its :meth:`state_dict`.
 
         Raises:
-            AttnExtError: the other's layers, heads, percentages, sample or seed are not the same, its heads are read
-                elsewhere, it was fed texts shuffled or in other segments, its model has other weights or another
-                configuration, its texts are counted here already, or it is none.
+            AttnExtError: not a probe or a state; other settings (layers, heads, percentages, sample, seed,
+                projections); other statistics; other ways of feeding; a model with other weights or another
+                configuration; or texts that are already counted here.
         """
         state = other.state_dict() if isinstance(other, ContextSimilarityProbe) else other
         if not (isinstance(state, Mapping) and isinstance(state.get("model"), Mapping)):
@@ -346,12 +354,13 @@ class ContextSimilarityProbe:
         self._seen.hold()
 
     def gather(self) -> None:
-        """Give every process of an accelerate run the statistics of all of them; with one process nothing changes.
+        """Merge the statistics of all processes of an accelerate run in each of them; one process keeps its own.
 
-        All must have the same model, which is not checked: some ways to distribute one give each process other parts.
+        All processes must have the same model. This is not checked, as some ways of distributing a model give each
+        process another part of it.
 
         Raises:
-            AttnExtError: the processes have gathered with this probe before, or some of them merged the same state.
+            AttnExtError: this probe has gathered before, or several processes merged the same state.
         """
         from accelerate.utils import gather_object
 
@@ -383,11 +392,3 @@ class ContextSimilarityProbe:
         kept = forward.notes.pop(self, None)
         if kept is not None:
             self._kept.add(forward, kept)
-
-    @property
-    def _projected(self) -> bool:
-        """Whether heads are read at the output projections."""
-        return self.layers[0].projection
-
-    def _has(self, control: str) -> bool:
-        return control != "attention" or not self._projected

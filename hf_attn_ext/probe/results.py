@@ -1,6 +1,6 @@
-"""Statistics as values with their chance levels and intervals: tables to read, write and draw from.
+"""The results of a probe: statistics with chance levels and intervals, as tables and JSON.
 
-The JSON form, which :meth:`ProbeStatistics.to_json` writes, holds ``format`` (1), ``counts``, ``settings``, ``notes``,
+The JSON form of :meth:`ProbeStatistics.to_json` holds ``format`` (1), ``counts``, ``settings``, ``notes``,
 ``distances`` and ``statistics``, a list of :class:`Statistic` by field; NaN is null.
 """
 
@@ -27,19 +27,19 @@ class Statistic:
 
     Attributes:
         name: one of :func:`.list_statistics`.
-        measure: what similarity is: ``"dot"``, or a control, ``"cosine"`` or ``"attention"``.
+        measure: the similarity: ``"dot"``, or a control, ``"cosine"`` or ``"attention"``.
         percent: which pairs are high; None for statistics of the attention map.
         layers, heads: the numbers of the axes; heads is None for a statistic of a whole layer.
-        values: (L, H), or (L,).
-        interval: (L, H, 2), 95% by a bootstrap over texts, or over the documents that they are of, cut at what
-            a number can be (a share 0 to 1); NaN where there is one.
+        values: (L, H), or (L,) for a statistic of a whole layer; likewise below.
+        interval: (L, H, 2), 95% by a bootstrap over texts or documents, cut at the possible values (0 and 1 for a
+            share); NaN where all texts were drawn together.
         chance: (L, H), for pairs drawn by count; NaN where there is no such level.
-        chance_matched: (L, H), for pairs drawn at the same distances.
+        chance_matched: (L, H), for pairs drawn at the same distances; NaN where there is no such level.
         excess_interval: (L, H, 2), 95% interval of ``values - chance``, texts paired.
-        excess_matched_interval: the same of ``values - chance_matched``.
-        texts: how many texts it rests on.
-        replicates: (3, R, L, H), what values, chance and chance_matched are in each replicate of the bootstrap; two
-            probes of one seed have drawn the same texts or documents in each. None where it was read from a file.
+        excess_matched_interval: (L, H, 2), the same for ``values - chance_matched``.
+        texts: how many texts were counted.
+        replicates: (3, R, L, H), values, chance and chance_matched in each bootstrap replicate; two probes with one
+            seed draw the same texts or documents in each. None if the statistic was read from a file.
     """
 
     name: str
@@ -67,12 +67,12 @@ class ProbeStatistics(JsonResult):
     """All statistics of a probe.
 
     Attributes:
-        statistics: one entry a name, measure and percentage.
+        statistics: one entry per name, measure and percentage.
         distances: ``bins`` (lower bounds), ``percents``, ``values`` (P, L, H, bins): shares of the high pairs by
             distance, ``chance`` (P, bins): shares of all pairs.
-        counts: texts, tokens, special tokens, padding and so on that were seen.
-        settings: of the probe.
-        notes: what a reader must know of gaps, in sentences.
+        counts: numbers of texts, tokens, special tokens, padding and so on.
+        settings: the probe's settings.
+        notes: gaps that a reader must know of, in sentences.
 
     Example:
         >>> table = probe.statistics()  # doctest: +SKIP
@@ -87,10 +87,15 @@ class ProbeStatistics(JsonResult):
     notes: list[str]
 
     def get(self, name: str, percent: float | None = None, measure: str = "dot") -> Statistic:
-        """Return one statistic; ``percent`` None is the first.
+        """Return one statistic.
+
+        Args:
+            name: one of :func:`.list_statistics`.
+            percent: which pairs are high; None takes the first percentage.
+            measure: ``"dot"``, ``"cosine"`` or ``"attention"``.
 
         Raises:
-            AttnExtError: there is none such.
+            AttnExtError: the probe has no such statistic.
         """
         names = list(dict.fromkeys(each.name for each in self.statistics))
         if name not in names:
@@ -98,23 +103,23 @@ class ProbeStatistics(JsonResult):
         for each in self.statistics:
             if each.name == name and each.measure == measure and percent in (None, each.percent):
                 return each
-        there = sorted({(e.measure, e.percent) for e in self.statistics if e.name == name}, key=str)
-        raise AttnExtError(f"no statistic {name!r} with measure {measure!r} and percent {percent!r}; there are {there}")
+        known = sorted({(e.measure, e.percent) for e in self.statistics if e.name == name}, key=str)
+        raise AttnExtError(f"no statistic {name!r} with measure {measure!r} and percent {percent!r}; there are {known}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary a statistic, layer and head: what a data frame is made of."""
-        found = []
+        """Return one dictionary per statistic, layer and head, for a data frame."""
+        rows = []
         for each in self.statistics:
-            for place in np.ndindex(each.values.shape):
+            for index in np.ndindex(each.values.shape):
                 row = {"name": each.name, "measure": each.measure, "percent": each.percent}
-                row["layer"] = each.layers[place[0]]
-                row["head"] = each.heads[place[1]] if each.heads is not None else None
+                row["layer"] = each.layers[index[0]]
+                row["head"] = each.heads[index[1]] if each.heads is not None else None
                 for field in ("values", "chance", "chance_matched"):
-                    row[field.removesuffix("s")] = float(getattr(each, field)[place])
+                    row[field.removesuffix("s")] = float(getattr(each, field)[index])
                 for field in ("interval", "excess_interval", "excess_matched_interval"):
-                    row[f"{field}_low"], row[f"{field}_high"] = map(float, getattr(each, field)[place])
-                found.append(row)
-        return found
+                    row[f"{field}_low"], row[f"{field}_high"] = map(float, getattr(each, field)[index])
+                rows.append(row)
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``format`` and the fields as JSON values, without the bootstrap replicates."""
@@ -126,10 +131,13 @@ class ProbeStatistics(JsonResult):
 
     @classmethod
     def from_json(cls, text: str | Path) -> ProbeStatistics:
-        """Read what :meth:`to_json` made: a path, or the text itself.
+        """Read the output of :meth:`to_json`.
+
+        Args:
+            text: the JSON text, or the path of a file.
 
         Raises:
-            AttnExtError: no such file, or not of this format.
+            AttnExtError: the file cannot be read, or has another format.
         """
         if isinstance(text, Path):
             try:

@@ -1,4 +1,4 @@
-"""A probe's run over files of texts: resumable, in one process or several, and what it writes at the end."""
+"""A probe's run over files of texts: resumable, in one or several processes; it writes tables, figures, a report."""
 
 from __future__ import annotations
 
@@ -49,11 +49,20 @@ class ProbeRun:
 
     @property
     def report(self) -> Path:
+        """The path of the report."""
         return self.folder / "report.html"
 
 
 def run_probe(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> ProbeRun:
-    """Take the statistics, and let the first process write everything: see :func:`run_statistics`, :func:`write_run`.
+    """Compute the statistics and write all results: :func:`run_statistics`, then :func:`write_run` in one process.
+
+    Args:
+        model: any model that :class:`.ContextSimilarityProbe` takes.
+        tokenizer: its fast tokenizer.
+        config: the settings.
+
+    Raises:
+        AttnExtError: see :func:`run_statistics` and :func:`write_run`.
 
     Example:
         >>> run_probe(model, tokenizer, load_probe_config("probe.yaml")).report  # doctest: +SKIP
@@ -68,11 +77,11 @@ def run_probe(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> ProbeRun
 
 
 def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> ProbeRun:
-    """Run the texts of ``config`` through the model; a run that was broken off goes on where it was last saved.
+    """Run the texts of ``config`` through the model; an interrupted run resumes from its last saved state.
 
     The state is written every ``save_every`` texts. The same settings, texts and weights give the same bits, whether
-    the run was broken off or not. In a run of several processes (accelerate, torchrun) each takes its part, and all
-    have the statistics at the end.
+    the run was interrupted or not. With several processes (accelerate, torchrun) each reads its part of the texts, and
+    all have the statistics at the end.
 
     Args:
         model: in any mode; it is moved to the process's device.
@@ -81,7 +90,8 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
 
     Raises:
         AttnExtError: a file without texts, a text that is too long, a folder with another run or something else, a
-            model that cannot be captured, several processes asked for and one started, a system that refuses to write.
+            model that cannot be captured, another number of processes than ``config.processes``, or a folder that
+            cannot be written.
     """
     state = _processes()
     check_processes(config.processes, state.num_processes, os.environ, TWO_ON_CPU)
@@ -121,8 +131,8 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
     with Progress("probe", len(mine), done, shown) as progress, probe:
         for start in range(done, len(mine), step):
             texts = mine[start : start + step]
-            its = documents[start : start + step]
-            probe.feed(_counted(texts, progress), config.batch_size, documents=its, **options)
+            names_of = documents[start : start + step]
+            probe.feed(_counted(texts, progress), config.batch_size, documents=names_of, **options)
             folder.save(probe.state_dict(), start + len(texts))
     if state.num_processes > 1:
         probe.gather()
@@ -133,10 +143,10 @@ def write_run(run: ProbeRun, model: nn.Module, tokenizer: Any) -> list[Path]:
     """Write ``statistics.json``, ``statistics.parquet``, ``figures/`` and ``report.html`` into the run's folder.
 
     Returns:
-        The files, each of which is whole.
+        The paths of the files.
 
     Raises:
-        AttnExtError: the system refuses to write.
+        AttnExtError: a file cannot be written.
     """
     config, statistics = run.config, run.statistics
     files = [run.folder / "statistics.json", run.folder / "statistics.parquet"]
@@ -144,7 +154,7 @@ def write_run(run: ProbeRun, model: nn.Module, tokenizer: Any) -> list[Path]:
     write_rows(statistics, files[1])
     drawings = draw(statistics)
     files += save_figures(drawings, run.folder / "figures")
-    # the browser would show the texts as they are written
+    # the browser would show the texts in their original order
     browsable = [] if config.shuffle_tokens else run.corpus.texts
     texts = choose_texts(browsable, config.browse, config.language, config.boundaries)
     browsed = browse(
@@ -166,24 +176,24 @@ def write_run(run: ProbeRun, model: nn.Module, tokenizer: Any) -> list[Path]:
         run.report,
         browser=browsed,
         provenance=provenance(run, model),
-        title=f"What the heads of {Path(config.model).name if os.path.isdir(config.model) else config.model} compare",
+        title=f"Context similarity of {Path(config.model).name if os.path.isdir(config.model) else config.model}",
         drawings=drawings,
     )
     return [*files, path]
 
 
 def write_rows(statistics: ProbeStatistics, path: Path) -> None:
-    """Write :meth:`ProbeStatistics.rows` as parquet: a row a statistic, layer and head."""
+    """Write :meth:`ProbeStatistics.rows` as parquet: one row per statistic, layer and head."""
     import pyarrow
     import pyarrow.parquet
 
     table = pyarrow.Table.from_pylist(statistics.rows())
-    with atomic_write(path) as beside:
-        pyarrow.parquet.write_table(table, beside)
+    with atomic_write(path) as temporary:
+        pyarrow.parquet.write_table(table, temporary)
 
 
 def provenance(run: ProbeRun, model: nn.Module) -> dict[str, Any]:
-    """Where the numbers come from, by name."""
+    """Return the rows of the report's table of provenance: model, files, texts, command, versions."""
     config, corpus = run.config, run.corpus
     drawn = f", drawn from {corpus.drawn_from:,}" if corpus.drawn_from != len(corpus) else ""
     kind = "blank or short" if config.tokens else "blank"
@@ -212,7 +222,7 @@ def _cut(config: ProbeConfig, tokenizer: Any) -> Cut:
 
 
 def _processes() -> Any:
-    """Accelerate's state of this run; it does not itself read what puts its processes on the CPU."""
+    """Accelerate's state of this run. PartialState does not read ACCELERATE_USE_CPU itself."""
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env
 
@@ -222,7 +232,7 @@ def _processes() -> Any:
 def _identity(
     model: nn.Module, layers: Sequence[Layer], tokenizer: Any, config: ProbeConfig, corpus: Corpus, processes: int
 ) -> dict[str, Any]:
-    """What the statistics depend on: a run that goes on with another's state must have the same."""
+    """Everything that the statistics depend on; a resumed run must have the same."""
     settings = {name: value for name, value in config.to_dict().items() if name not in FREE}
     first = tokenizer(corpus.texts[:16], verbose=False)["input_ids"]
     return {
@@ -232,7 +242,7 @@ def _identity(
         "number of processes": processes,
         "bootstrap draws": "documents",
         "content of the texts": corpus.digest(),
-        **{f"{what} of the model": its for what, its in fingerprint(model, layers).items()},
+        **{f"{part} of the model": digest for part, digest in fingerprint(model, layers).items()},
         "token ids": hashlib.blake2b(json.dumps(first).encode(), digest_size=16).hexdigest(),
     }
 
@@ -246,7 +256,7 @@ def _check_length(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> None
 
 
 def _check_texts(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: Corpus) -> None:
-    """Find the first text that is too long before hours are spent on those before it."""
+    """Raise AttnExtError for the first text that is too long, before any text is run."""
     limit = config.max_length or max_tokens(model)
     if limit is None:
         return
@@ -261,7 +271,7 @@ def _check_texts(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: 
 
 
 def _check_pairs(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: Corpus) -> None:
-    """Find out before the folder is taken where no text has two tokens; most often the first one has."""
+    """Raise AttnExtError if no text has two tokens, before the folder is taken."""
     known = special_ids(tokenizer)
     limit = config.max_length or max_tokens(model)
     for text in corpus.texts:

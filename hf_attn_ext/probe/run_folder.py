@@ -1,4 +1,4 @@
-"""The folder of a probe's run: which run it is, how far each process has come, and what it has given."""
+"""The folder of a probe's run: its settings, and the saved state of each process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunFolder:
 
     Args:
         root: the folder; it need not exist.
-        process, processes: which one this is, of how many.
+        process, processes: the number of this process, and how many there are.
     """
 
     def __init__(self, root: str | Path, process: int, processes: int) -> None:
@@ -31,43 +31,43 @@ class RunFolder:
         self.state = self.root / "state" / f"{process}-of-{processes}.npz"
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """Make the folder this run's.
+        """Take the folder for this run.
 
         Args:
-            identity: what the statistics depend on, JSON values; a run that goes on must have the same.
+            identity: everything that the statistics depend on, as JSON values; a resumed run must have the same.
 
         Raises:
-            AttnExtError: the folder holds something else, or a run that differs (the first difference is named), or
-                cannot be written.
+            AttnExtError: the folder holds something else or a run with other settings (the first difference is named),
+                or cannot be written.
         """
         check_run_folder(self.root, MARKER, identity)
         claim_run_folder(self.root, MARKER, identity)
         self.state.parent.mkdir(exist_ok=True)
 
     def save(self, state: dict[str, Any], done: int) -> None:
-        """Write a probe's ``state_dict`` and how many of this process's texts it has seen."""
+        """Write a probe's ``state_dict`` and the number of this process's texts that it has seen."""
         arrays = {f"{part}:{name}": value for part in _PARTS for name, value in state[part].items()}
         head = json.dumps({"done": done, **{name: state[name] for name in _HEAD}})
-        with atomic_write(self.state) as beside, beside.open("wb") as file:
+        with atomic_write(self.state) as temporary, temporary.open("wb") as file:
             np.savez(file, head=np.array(head), **arrays)
 
     def load(self) -> tuple[dict[str, Any] | None, int]:
-        """The state that was saved last, or None, and how many texts it has seen.
+        """Return the last saved state, or None, and the number of texts that it has seen.
 
         Raises:
-            AttnExtError: a damaged file.
+            AttnExtError: the file is damaged.
         """
         if not self.state.is_file():
             return None, 0
         try:
             with np.load(self.state, allow_pickle=False) as file:
                 head = json.loads(str(file["head"]))
-                found: dict[str, Any] = {**{name: head[name] for name in _HEAD}, **{part: {} for part in _PARTS}}
+                state: dict[str, Any] = {**{name: head[name] for name in _HEAD}, **{part: {} for part in _PARTS}}
                 for name in file.files:
                     part, colon, key = name.partition(":")
                     if colon:
-                        found[part][key] = file[name]
-                return found, int(head["done"])
+                        state[part][key] = file[name]
+                return state, int(head["done"])
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise AttnExtError(
                 f"state {str(self.state)!r} is damaged ({short(str(error))}); delete the folder to start anew"

@@ -1,4 +1,4 @@
-"""What a reader sees of a run: findings, figures, the head browser, one HTML page.
+"""What a reader sees of a probe: findings, figures, the head browser, one HTML page.
 
-Imports the results of :mod:`hf_attn_ext.probe`; a model may not come in here, but for the head browser.
+Imports the results of :mod:`hf_attn_ext.probe`, below the probe itself; only the head browser runs a model.
 """

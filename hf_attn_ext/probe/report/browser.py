@@ -1,4 +1,4 @@
-"""The head browser's data: a few texts, every head's similarities in eight bits, and which pairs are high."""
+"""Data of the head browser: for a few texts, every head's similarities in eight bits and the high pairs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hf_attn_ext.probe.options import (
 )
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, head_outputs
 
-# Of the data in base64, all texts together; the report must stay under 5 MiB.
+# Bytes of the data in base64, all texts together; the report must stay under 5 MiB.
 BUDGET = 3 * 2**20
-# Fewer tokens say nothing, more cannot be read.
+# Fewer tokens show nothing, more cannot be read.
 _LEAST_TOKENS, _MOST_TOKENS = 12, 160
 
 
@@ -37,12 +37,13 @@ class BrowserText:
 
     Attributes:
         tokens: n tokens that are not special, as text.
-        sentences: their sentences' numbers.
-        shortened: whether the text goes on.
-        values: (L, H, n(n-1)/2) uint8, pairs i < j row by row: with s = (value - 128) / 127, s |s| times the scale.
+        sentences: n sentence numbers.
+        shortened: whether the text was cut.
+        values: (L, H, n(n-1)/2) uint8, pairs i < j row by row; with s = (value - 128) / 127, the similarity is s |s|
+            times the scale.
         scales: (L, H) the greatest magnitude.
-        full: (L, H) the magnitude of full colour: the 99th percentile.
-        high: (L, H, k) uint16 places of the high pairs among those.
+        full: (L, H) the magnitude of full colour, the 99th percentile.
+        high: (L, H, k) uint16 indices of the high pairs.
     """
 
     tokens: list[str]
@@ -54,7 +55,7 @@ class BrowserText:
     high: np.ndarray
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; arrays as base64, little-endian."""
+        """Return JSON values; arrays are base64, little-endian."""
         return {
             "tokens": self.tokens,
             "sentences": self.sentences,
@@ -71,7 +72,7 @@ def browse(
     model: Any,
     tokenizer: Any,
     texts: Sequence[str],
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
     *,
     percent: float = 1.0,
@@ -83,22 +84,23 @@ def browse(
     seed: int = 0,
     budget: int = BUDGET,
 ) -> list[BrowserText]:
-    """Run texts through the model and keep what the browser shows.
+    """Run texts through the model and return what the browser shows.
 
     Args:
+        model, tokenizer: as :class:`.ContextSimilarityProbe` takes them.
         texts: each is cut to as many tokens as the budget allows.
-        layers, heads: as of the probe.
+        layers, heads: as :class:`.ContextSimilarityProbe` takes them.
         percent: which pairs are high.
         max_length: the longest text in tokens, special ones included.
         language, boundaries: for sentences or segments.
-        projections, num_heads, seed: as of the probe.
-        budget: bytes, of all texts.
+        projections, num_heads, seed: as :class:`.ContextSimilarityProbe` takes them.
+        budget: bytes of all texts together.
 
     Returns:
-        One entry a text of two tokens or more; none where the model has so many heads that nothing fits.
+        One entry per text of two tokens or more; empty if the model has too many heads for the budget.
 
     Raises:
-        AttnExtError: for the reasons of the probe and its ``feed``.
+        AttnExtError: as :class:`.ContextSimilarityProbe` and its ``feed``.
     """
     (percent,) = percents_of([percent])
     texts = list(texts)
@@ -114,7 +116,7 @@ def browse(
     length = (
         min(each for each in (limit, max_length, _MOST_TOKENS, max_tokens(model)) if each is not None) if texts else 0
     )
-    options = {"truncation": True, "max_length": length, "language": language, "boundaries": boundaries}
+    options: dict[str, Any] = {"truncation": True, "max_length": length, "language": language, "boundaries": boundaries}
     browsed = []
     for text in texts:
         known = next(annotated_batches([model], tokenizer, [text], 1, layers=chosen, **options))
@@ -161,7 +163,7 @@ def _shown(tokenizer: Any, token: int) -> str:
 def choose_texts(
     texts: Sequence[str], count: int, language: str = "en", boundaries: Sequence[str] | None = None
 ) -> list[str]:
-    """``count`` texts spread evenly over ``texts``, of two sentences or more where one is near.
+    """Return ``count`` texts spread evenly over ``texts``, of two sentences or more where such a text is near.
 
     Example:
         >>> choose_texts(["One.", "Two. Three.", "Four."], 1)

@@ -1,4 +1,4 @@
-"""Figures of a probe's statistics, the same bits every time: maps over layers and heads, curves, distances."""
+"""Figures of a probe's statistics: maps over layers and heads, curves, distances. They are reproducible bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hf_attn_ext.probe.statistics import list_statistics, statistic_named
 
 _DOT, _COUNT, _MATCHED = "#0b6e4f", "#777777", "#d1853b"
 _CONTROL = {"dot": _DOT, "cosine": "#30459c", "attention": "#8e44ad"}
-# From so many heads on, marks are drawn as pixels: as paths they would take megabytes.
+# With more heads than this, marks are drawn as pixels: as paths they would take megabytes.
 _MANY = 400
 OPTIONS: dict[Any, Any] = {
     "svg.hashsalt": "hf-attn-ext",
@@ -39,6 +39,7 @@ class Drawing:
 
     @functools.cached_property
     def svg(self) -> bytes:
+        """The figure as SVG."""
         buffer = io.BytesIO()
         self.save(buffer, "svg")
         return buffer.getvalue()
@@ -50,11 +51,11 @@ class Drawing:
         with matplotlib.rc_context(OPTIONS):
             metadata = {"Date": None} if format == "svg" else {"Software": None}
             self.figure.savefig(file, format=format, dpi=130, metadata=metadata)
-            self.figure.set_layout_engine("none")  # laid out once: that takes longest
+            self.figure.set_layout_engine("none")  # the layout is the slowest part, and stays
 
 
 def draw(statistics: ProbeStatistics) -> list[Drawing]:
-    """All figures of the first percentage, of the statistics that have numbers.
+    """Return all figures of the first percentage, for the statistics that have numbers.
 
     Example:
         >>> [drawing.name for drawing in draw(statistics)][:2]  # doctest: +SKIP
@@ -67,10 +68,10 @@ def draw(statistics: ProbeStatistics) -> list[Drawing]:
 
 
 def save_figures(drawings: list[Drawing], folder: Path) -> list[Path]:
-    """Write each figure as PNG and SVG, beside and then renamed.
+    """Write each figure as PNG and SVG, atomically.
 
     Raises:
-        AttnExtError: the system refuses.
+        AttnExtError: a file cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,10 +79,10 @@ def save_figures(drawings: list[Drawing], folder: Path) -> list[Path]:
         raise AttnExtError(f"cannot write {str(folder)!r}: {error.strerror or error}") from error
     files = []
     for drawing in drawings:
-        with atomic_write(folder / f"{drawing.name}.png") as beside:
-            drawing.save(beside, "png")
-        with atomic_write(folder / f"{drawing.name}.svg") as beside:
-            beside.write_bytes(drawing.svg)
+        with atomic_write(folder / f"{drawing.name}.png") as temporary:
+            drawing.save(temporary, "png")
+        with atomic_write(folder / f"{drawing.name}.svg") as temporary:
+            temporary.write_bytes(drawing.svg)
         files += [folder / f"{drawing.name}.png", folder / f"{drawing.name}.svg"]
     return files
 
@@ -109,7 +110,7 @@ def _all(statistics: ProbeStatistics) -> Iterator[Drawing]:
 
 
 def _scale(one: Statistic) -> float:
-    """What values are multiplied by: shares are shown in percent."""
+    """The factor of the values: shares are shown in percent."""
     return 100.0 if statistic_named(one.name).unit == "share" else 1.0
 
 
@@ -127,12 +128,13 @@ def _map(one: Statistic) -> Any:
     shown = unit * (one.values - one.chance if against else one.values)
     if against:
         reach = float(np.nanmax(np.abs(shown))) or 1.0
-        norm, colours = TwoSlopeNorm(0.0, -reach, reach), "RdBu_r"
+        norm: Normalize = TwoSlopeNorm(0.0, -reach, reach)
+        colours = "RdBu_r"
     else:
         norm, colours = Normalize(0.0, float(np.nanmax(shown)) or 1.0), "Greens"
     what = "points" if against and _unit(one) == "%" else _unit(one)
     label = f"{what} above chance" if against else what
-    figure, axis = map_figure(shown, one.layers, one.heads, norm, colours, label)
+    figure, axis = map_figure(shown, one.layers, one.heads or [], norm, colours, label)
     for kind, (marker, filled) in {"beyond": ("o", True), "count": ("o", False), "below": ("_", True)}.items():
         y, x = np.nonzero(_marked(one, kind))
         face = "black" if filled else "none"
@@ -146,7 +148,7 @@ def _map(one: Statistic) -> Any:
 def map_figure(
     values: np.ndarray, layers: list[int], heads: list[int], norm: Any, colours: str, label: str
 ) -> tuple[Any, Any]:
-    """A map of values (L, H) over layers and heads with its bar of colours: the figure, and its axis for marks."""
+    """Draw a map of values (L, H) over layers and heads; return the figure, and its axis for marks."""
     from matplotlib.ticker import MaxNLocator
 
     wide, high = min(7.5, 2.0 + 0.24 * len(heads)), min(9.0, 1.5 + 0.24 * len(layers))
@@ -175,7 +177,7 @@ def _map_title(one: Statistic, unit: float) -> str:
 
 
 def _marked(one: Statistic, kind: str) -> np.ndarray:
-    """Where the interval excludes chance: above both levels, above that by count alone, below that by count."""
+    """Where the interval excludes chance: ``"beyond"`` above both levels, ``"count"`` by count alone, ``"below"``."""
     above, below = one.excess_interval[..., 0] > 0, one.excess_interval[..., 1] < 0
     if kind == "below":
         return below
@@ -185,7 +187,7 @@ def _marked(one: Statistic, kind: str) -> np.ndarray:
 
 
 def _curve(one: Statistic, others: list[Statistic]) -> Any:
-    """Means over heads with their interval; the bands hold what does not differ from chance."""
+    """Means over heads with their interval; values inside a band do not differ from that chance level."""
     figure, axis = _figure(4.6, 3.5)
     unit = _scale(one)
     places = np.arange(len(one.layers))
@@ -194,7 +196,7 @@ def _curve(one: Statistic, others: list[Statistic]) -> Any:
         (one.chance_matched, one.excess_matched_interval, _MATCHED, "at the same distances"),
     ):
         if np.isfinite(level).any():
-            # value - chance has this interval: the value lies outside the band just where that excludes zero
+            # of the width of the interval of value - chance: a value is outside where that interval excludes zero
             half = _mean(excess[..., 1] - excess[..., 0]) / 2
             centre = _mean(level)
             axis.fill_between(
@@ -256,7 +258,7 @@ def _controls(measures: list[Statistic]) -> Any:
 
 
 def _distances(statistics: ProbeStatistics) -> Any:
-    """Layer x distance, the mean over heads: how many times as many high pairs as pairs at all, in powers of two."""
+    """Layer x distance, mean over heads: the share of high pairs over the share of all pairs, in powers of two."""
     from matplotlib.colors import TwoSlopeNorm
 
     bins = statistics.distances["bins"]

@@ -1,4 +1,4 @@
-"""One self-contained HTML file: findings, maps, curves, a head browser, and where it all comes from."""
+"""One self-contained HTML file: findings, maps, curves, a head browser, counts and provenance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .findings import VERDICTS, findings, gaps
 
 TEMPLATE = "report.html.j2"
 LIMIT = 5 * 2**20
-# More heads than these have no numbers of their own in the browser: they would take megabytes.
+# With more heads than this, the browser has no numbers per head: they would take megabytes.
 _MOST_HEADS = 1024
 _COUNTS = {
     "texts": "texts",
@@ -45,21 +45,21 @@ def write_report(
     title: str | None = None,
     drawings: Sequence[Drawing] | None = None,
 ) -> Path:
-    """Write the report, beside and then renamed.
+    """Write the report atomically.
 
     Args:
-        statistics: of a probe, or read by :meth:`ProbeStatistics.from_json`.
-        path: the HTML file.
+        statistics: a probe's, also read by :meth:`ProbeStatistics.from_json`.
+        path: path of the HTML file.
         browser: texts of the head browser, from :func:`.browser.browse`.
-        provenance: rows of the last table: model, texts, command and so on.
-        title: of the page.
-        drawings: the figures, if they are drawn already.
+        provenance: rows of the last table, such as model, texts and command.
+        title: title of the page.
+        drawings: the figures, if they are already drawn.
 
     Returns:
         The path.
 
     Raises:
-        AttnExtError: the system refuses to write.
+        AttnExtError: the file cannot be written.
 
     Example:
         >>> write_report(probe.statistics(), "report.html")  # doctest: +SKIP
@@ -148,7 +148,7 @@ def _rounded(values: np.ndarray) -> list[list[float | None]]:
 
 
 def _script(data: dict[str, Any]) -> Any:
-    """JSON for a script element: texts may hold what would end it."""
+    """JSON for a script element, escaped so that no text can end the element."""
     from markupsafe import Markup
 
     return Markup(json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c"))

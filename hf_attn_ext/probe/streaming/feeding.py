@@ -1,4 +1,4 @@
-"""Texts into annotated batches, and one pass of a model over each."""
+"""Annotated batches of texts, and one pass of a model over each."""
 
 from __future__ import annotations
 
@@ -34,22 +34,24 @@ def annotated_batches(
     documents: Iterable[str] | None = None,
     layers: Sequence[Layer] = (),
 ) -> Iterator[Annotation]:
-    """Batches of texts, as :func:`.annotate` makes them, that every one of ``models`` can read.
+    """Yield batches of texts, made by :func:`.annotate`, that every one of ``models`` can read.
 
     Args:
-        models: none of them is run.
-        texts: any iterable of strings, read as it goes.
+        models: the models; none of them is run.
+        tokenizer: their fast tokenizer.
+        texts: any iterable of strings, read lazily.
+        batch_size: texts per batch.
         truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
-        max_length: the longest text in tokens, special ones included; None is what the models take.
-        boundaries, pad_to, documents: as :meth:`.ContextSimilarityProbe.feed` takes them.
-        layers: that are looked at, where the models' own structure does not say what reads the tokens.
+        max_length: the longest text in tokens, special ones included; None is the models' limit.
+        language, boundaries, pad_to, documents: as :meth:`.ContextSimilarityProbe.feed` takes them.
+        layers: the layers of the probe; they tell which module reads the tokens.
 
-    Where heads are read at projections, and the first batch has as many texts as tokens, it is padded by one token, so
-    that batch and tokens can be told apart (with ``pad_to``: every batch).
+    Where heads are read at projections and the first batch has as many texts as tokens, it is padded by one token, to
+    tell batch and tokens apart (with ``pad_to``: every batch).
 
     Raises:
-        AttnExtError: at once for a wrong option; on the way for a blank text, one that is too long or has no document,
-            a token id that a model does not know, and at the end where there was no text.
+        AttnExtError: immediately for a wrong option; while iterating for a blank text, a text that is too long or has
+            no document, or an unknown token id; at the end if there was no text.
     """
     if isinstance(texts, (str, bytes)):
         raise AttnExtError("texts must be a list of strings, got one string; put it in a list")
@@ -66,9 +68,9 @@ def annotated_batches(
     if pad_to is not None and most is not None and pad_to > most:
         raise AttnExtError(f"pad_to is {pad_to}, the model takes {most} tokens at most")
     limit = min((each for each in (most, max_length) if each is not None), default=None)
-    options = {"truncation": truncation, "max_length": limit, "language": language}
+    options: dict[str, Any] = {"truncation": truncation, "max_length": limit, "language": language}
     options |= {"boundaries": boundaries, "pad_to": pad_to}
-    # as long as the longest text may be, whatever max_length says
+    # the model's limit, whatever max_length is
     room = (most or 2**63) if any(layer.projection for layer in layers) else None
     readers = [token_reader(model, layers) for model in models]
     return _batches(readers, tokenizer, texts, documents, batch_size, options, room)
@@ -83,21 +85,21 @@ def _batches(
     options: dict[str, Any],
     room: int | None,
 ) -> Iterator[Annotation]:
-    """``room``: how many tokens the models take, where batch and tokens must be told apart."""
+    """``room``: the models' limit in tokens, where batch and tokens must be told apart; else None."""
     count, source = 0, iter(texts)
     names = None if documents is None else iter(documents)
     while batch := list(itertools.islice(source, batch_size)):
         annotation = annotate(batch, tokenizer, first=count, **options)
-        texts_there, length = annotation.input_ids.shape
-        if room is not None and not count and 1 < texts_there == length < room:
+        size, length = annotation.input_ids.shape
+        if room is not None and not count and 1 < size == length < room:
             longer = {**options, "pad_to": length + 1}
             annotation = annotate(batch, tokenizer, first=count, **longer)
             options = options if options["pad_to"] is None else longer
         for reader in readers:
             check_ids(annotation.input_ids, reader)
         if names is not None:
-            its = list(itertools.islice(names, len(batch)))
-            annotation = dataclasses.replace(annotation, documents=_names(its, len(batch), count))
+            own = list(itertools.islice(names, len(batch)))
+            annotation = dataclasses.replace(annotation, documents=_names(own, len(batch), count))
         yield annotation
         count += len(batch)
     if not count:
@@ -107,10 +109,10 @@ def _batches(
 
 
 def _names(names: list[Any], texts: int, first: int) -> list[str]:
-    """The names of a batch's documents.
+    """Check the names of a batch's documents; ``first`` is the number of the first text.
 
     Raises:
-        AttnExtError: there are too few, or one is no string; ``first`` is the number of the first text.
+        AttnExtError: there are too few names, or one is not a string.
     """
     if len(names) < texts:
         raise AttnExtError(f"text {first + len(names)} has no document; name each text's document once")
@@ -122,10 +124,10 @@ def _names(names: list[Any], texts: int, first: int) -> list[str]:
 
 @torch.no_grad()
 def read(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, layers: Sequence[Layer] = ()) -> Any:
-    """Run the part of ``model`` that reads tokens, without its head, over one batch; return what it returns.
+    """Run the part of ``model`` that reads tokens, without its head, over one batch, and return its output.
 
     Raises:
-        AttnExtError: an index error of a model that does not say how many tokens it takes: the batch may be too long.
+        AttnExtError: an IndexError of a model whose limit in tokens is not known: the batch may be too long.
     """
     reader = token_reader(model, layers)
     device = next(reader.parameters()).device
