@@ -137,7 +137,7 @@ def vocabulary_size(reader: nn.Module) -> int | None:
 
 
 def check_ids(ids: Tensor, reader: nn.Module) -> None:
-    """Raise unless the model that reads the tokens knows them all."""
+    """Raise AttnExtError unless all token ids are in the vocabulary of ``reader``."""
     known = vocabulary_size(reader)
     if known is not None and int(ids.max()) >= known:
         raise AttnExtError(
