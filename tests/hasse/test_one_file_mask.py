@@ -19,6 +19,21 @@ from tests.hasse.masks import test_masks as table
 COLOUR = "#7a2e5d"
 
 
+MODULE = '''
+import hf_attn_ext as hax
+
+@hax.register_mask("own", example={"n": 6, "steps": 3})
+def own(n, steps):
+    """Every token sees the first tokens and itself.
+
+    Args:
+        n: tokens.
+        steps: tokens that are seen.
+    """
+    return hax.MaskSpec.of_text(n, name="own", form=lambda q, kv: (kv < steps) | (q == kv), labels={})
+'''
+
+
 def define():
     @hax.register_mask(
         "toy",
@@ -73,6 +88,18 @@ def test_the_command_has_its_option_with_type_default_and_help(capfd, tmp_path):
     assert main(["mask", "show", "toy", "--own-option", "x"]) == 2 and "--own-option" in capfd.readouterr().err
     assert main(["mask", "show", "toy", "--w", "1"]) == 2
     assert "its options: --n, --own-option" in capfd.readouterr().err
+
+
+def test_a_module_of_the_users_brings_its_masks_to_the_command(capfd, tmp_path, monkeypatch):
+    (tmp_path / "my_masks.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        out = run(capfd, "--import", "my_masks", "mask", "show", "own", "--steps", "2", "--n", "4")
+        assert out.startswith("own(n=4, steps=2): 4 positions")
+        text = " ".join(run(capfd, "--import", "my_masks", "mask", "show", "own", "--help").split())
+        assert "--steps <int> Tokens that are seen. Default: 3." in text
+    finally:
+        _MASKS.pop("own", None)
 
 
 def test_files_and_analyze(capfd, tmp_path, toy):

@@ -144,7 +144,7 @@ def _option(option: str, kind: type, text: str, entry: MaskEntry) -> Any:
     default = "" if value in (None, inspect.Parameter.empty) else f" Default: {shown}."
     flag = f"{_flag(option)}/--no-{_flag(option)[2:]}" if kind is bool else _flag(option)
     help_text = (text[:1].upper() + text[1:]).replace("``", "") + default
-    return Annotated[str if kind is list else kind, typer.Option(flag, help=help_text.strip())]  # type: ignore[valid-type]
+    return Annotated[str if kind is list else kind, typer.Option(flag, help=help_text.strip())]
 
 
 def analyze(
