@@ -64,7 +64,8 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     batch, heads, length, dim = x.shape
     if batch != 1:
         weight, bias = weight.repeat(batch, 1, 1), bias.repeat(batch, 1, 1)
-    return torch.baddbmm(bias, x.reshape(batch * heads, length, dim), weight).unflatten(0, (batch, heads))
+    out = torch.baddbmm(bias, x.reshape(batch * heads, length, dim), weight)
+    return out.view(batch, heads, length, weight.shape[-1])
 
 
 @torch.no_grad()

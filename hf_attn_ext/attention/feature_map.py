@@ -135,7 +135,8 @@ class FeatureMap(nn.Module):
             A function of ``x``, and of ``positions`` if ``uses_positions``, that returns what :meth:`forward` does.
         """
         if self.uses_positions:
-            return lambda x, positions: self.forward(x, side, positions)
+            # forward takes positions here, see the class's docstring
+            return lambda x, positions: self.forward(x, side, positions)  # type: ignore[call-arg]
         return partial(self.forward, side=side)
 
     def softmax_features(self, dtype: torch.dtype) -> SoftmaxFeatures | None:
@@ -167,7 +168,7 @@ class FeatureMap(nn.Module):
 
 def softmax_and_log(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``softmax(x)`` over the last dimension and ``logsumexp(x)`` (..., 1), which costs two maxima more."""
-    share, log = _SoftmaxAndLog.apply(x)
+    share, log = _SoftmaxAndLog.apply(x)  # type: ignore[no-untyped-call]  # torch does not annotate Function.apply
     return share, log
 
 
@@ -187,4 +188,5 @@ class _SoftmaxAndLog(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_share: Tensor, grad_log: Tensor) -> Tensor:
         (share,) = ctx.saved_tensors
-        return share * (grad_share - (torch.linalg.vecdot(grad_share, share)[..., None] - grad_log))
+        gradient: Tensor = share * (grad_share - (torch.linalg.vecdot(grad_share, share)[..., None] - grad_log))
+        return gradient

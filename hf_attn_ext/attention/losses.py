@@ -83,15 +83,17 @@ def attention_losses(
 
     positive = weights.clamp_min(WEIGHT_FLOOR)
     total = positive if visible is None else positive.masked_fill(~visible, 0.0)
-    # the target's row sums to 1, so the renormalisation is one logarithm a row, no division of the matrix
+    # the target's row sums to 1, so the renormalisation is one logarithm per row, without a division of the matrix
     cross_entropy = total.sum(-1).log() - (target * positive.log()).sum(-1)
     entropy = torch.special.entr(target).sum(-1) if with_entropy else None
 
-    parts = (cross_entropy, entropy, squared_error, squared_norm)
     if query_mask is not None:
         hidden = ~query_mask[:, None]
-        parts = tuple(part if part is None else part.masked_fill(hidden, 0.0) for part in parts)
-    return AttentionLosses(*parts)
+        cross_entropy, squared_error, squared_norm = (
+            part.masked_fill(hidden, 0.0) for part in (cross_entropy, squared_error, squared_norm)
+        )
+        entropy = None if entropy is None else entropy.masked_fill(hidden, 0.0)
+    return AttentionLosses(cross_entropy, entropy, squared_error, squared_norm)
 
 
 def attention_backward(

@@ -13,7 +13,8 @@ def matrix_power(matrix: Tensor, exponent: float, floor: float = 1e-6) -> Tensor
     """
     values, vectors = torch.linalg.eigh(matrix)
     lowest = values[..., -1:].clamp_min(torch.finfo(values.dtype).tiny) * floor
-    return (vectors * values.clamp_min(lowest)[..., None, :] ** exponent) @ vectors.mT
+    power: Tensor = (vectors * values.clamp_min(lowest)[..., None, :] ** exponent) @ vectors.mT
+    return power
 
 
 def phase_scale(frequency: Tensor, moment: Tensor, spread: float) -> Tensor:

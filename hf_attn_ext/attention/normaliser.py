@@ -26,6 +26,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hf_attn_ext.errors import AttnExtError
+
 from .feature_map import Features
 
 
@@ -64,6 +66,8 @@ def stabilise(part: Features, signed: bool, padded: Tensor | None = None) -> Sta
             else:
                 groups = scale.shape[-1]
                 values = (values.unflatten(-1, (-1, groups)) * scale[..., None, :]).flatten(-2)
+    if values is None:
+        raise AttnExtError("the feature map returned neither log_scale nor values: return one of them")
     if not signed:
         bound = None
     elif bound is None:

@@ -165,7 +165,8 @@ def make_feature_map(
     for name, value in options.items():
         if isinstance(value, int) and _annotation(parameters[name]).startswith("float"):
             options[name] = float(value)  # an integer would make integer parameters
-    return cls(num_heads, head_dim, num_features, seed=seed, **options)
+    build: Callable[..., FeatureMap] = cls
+    return build(num_heads, head_dim, num_features, seed=seed, **options)
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

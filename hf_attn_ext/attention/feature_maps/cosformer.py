@@ -44,7 +44,8 @@ class Cosformer(FeatureMap):
             raise AttnExtError(f"max_length must lie between 1 and {_LONGEST}, got {max_length!r}")
         self.max_length = max_length
 
-    def forward(self, x: Tensor, side: Side, positions: Tensor) -> Features:
+    # forward takes positions where uses_positions is True
+    def forward(self, x: Tensor, side: Side, positions: Tensor) -> Features:  # type: ignore[override]
         """Return the features of ``x`` (B, H, N, head_dim) at ``positions`` (B, N), int64; both sides are the same."""
         self._check(positions)
         angle = positions.to(x.dtype)[:, None, :, None] * (math.pi / (2 * self.max_length))

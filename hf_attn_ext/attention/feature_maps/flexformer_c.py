@@ -38,6 +38,7 @@ class FlexformerC(FlexformerP):
     """
 
     signed = True
+    bound: Tensor
     stated_options = ("complex_share",)
     test_options: ClassVar = {"": {}, "-complex": {"complex_share": 1.0, "imaginary_std": 0.6}}
 
@@ -91,6 +92,7 @@ class FlexformerC(FlexformerP):
 
         def apply(x: Tensor) -> Features:
             amplitude, values, _ = positive(x)
+            assert values is not None  # flexformer_p always returns values
             phase = project(x, turn, turn_bias)
             size, rest = values[..., :n], values[..., n:]
             bound = torch.cat([size, size, rest], -1) * half

@@ -33,6 +33,9 @@ class FlexformerSq(FeatureMap):
     """
 
     signed = True
+    rows: Tensor
+    columns: Tensor
+    pair_weight: Tensor
     affine_maps = ("query_map", "key_map")
     folded_options: ClassVar = {"affine": False}
 
@@ -65,8 +68,8 @@ class FlexformerSq(FeatureMap):
 
     def forward(self, x: Tensor, side: Side) -> Features:
         """Return the n(2n + 1) products of the base features of ``x`` (B, H, N, head_dim)."""
-        if self.query_map is not None:
-            affine = self.query_map if side == "query" else self.key_map
+        affine = self.query_map if side == "query" else self.key_map
+        if affine is not None:
             x = project(x, *(part.to(x.dtype) for part in affine()))
         phase = x @ self.frequency.to(x.dtype).mT
         if side == "key":
@@ -84,6 +87,6 @@ class FlexformerSq(FeatureMap):
         Softmax is invariant to the first two. Training starts from smooth weights, see flexformer_n.
         """
         moment = statistics.second_moment
-        if self.query_map is not None:
+        if self.query_map is not None and self.key_map is not None:
             moment = balance(self.query_map, self.key_map, statistics)
         self.frequency.mul_(phase_scale(self.frequency, moment, self.spread))

@@ -22,6 +22,8 @@ class Performer(FeatureMap):
         num_heads, head_dim, num_features, seed: see :func:`make_feature_map`.
     """
 
+    projection: Tensor
+
     def __init__(self, num_heads: int, head_dim: int, num_features: int, seed: int = 0) -> None:
         super().__init__(num_heads, head_dim, num_features, num_features)
         generator = torch.Generator().manual_seed(seed)

@@ -28,6 +28,7 @@ class RFA(FeatureMap):
     """
 
     signed = True
+    direction: Tensor
 
     def __init__(
         self,

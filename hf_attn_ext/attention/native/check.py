@@ -46,7 +46,9 @@ def _tensors(dtype: torch.dtype) -> list[Tensor]:
 
 def _compiled(q: Tensor, k: Tensor, v: Tensor, *weights: Tensor, causal: bool) -> Tensor:
     sums = q.new_zeros(*q.shape[:2], weights[0].shape[-1], v.shape[-1] + 1)
-    return softmax_attention(q, k, v, None, *weights, sums, q.new_full(q.shape[:2], -torch.inf), causal, 1.0)[0]
+    before = sums, q.new_full(q.shape[:2], -torch.inf)
+    out: Tensor = softmax_attention(q, k, v, None, *weights, *before, causal, 1.0)[0]
+    return out
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, *weights: Tensor, causal: bool) -> Tensor:

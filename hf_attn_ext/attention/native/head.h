@@ -184,10 +184,10 @@ template <class T> class Head {
 
   // exp(amplitude of a key - the largest that a query sees), 0 for later keys: a row of pairs (key, queries).
   INLINE Vec<T> pair_factor(T key_amplitude, long key, Vec<T> queries_seen, long query) {
-    Mask<T> places;
-    for (int i = 0; i < L; ++i) places[i] = query + i;
+    Mask<T> positions;
+    for (int i = 0; i < L; ++i) positions[i] = query + i;
     const Vec<T> e = exp_negative<T>(key_amplitude - queries_seen);
-    return select<T>(places >= (typename Simd<T>::Bits)key, e, Vec<T>{});
+    return select<T>(positions >= (typename Simd<T>::Bits)key, e, Vec<T>{});
   }
 
   // pairs(key, query) = a feature product times pair_factor, lower triangular; left and right are (depth, TOKENS).

@@ -61,7 +61,7 @@ def native_library() -> ctypes.CDLL | None:
     return _load(*(os.environ.get(name) for name in _PATH_VARIABLES))
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch does not annotate it
 def native_op_loaded() -> bool:
     """Return whether the native op computes the calls that it supports."""
     return not _plain.get() and native_library() is not None

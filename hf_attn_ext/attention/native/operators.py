@@ -54,7 +54,7 @@ class _Call(ctypes.Structure):
     ]
 
 
-def _run(name: str, causal: bool, factor: float, tensors: dict[str, Tensor | None]) -> None:
+def _run(name: str, causal: bool, factor: float, tensors: dict[str, Tensor]) -> None:
     """Call the library's function ``name`` with tensors by the names of their fields."""
     q, k, v = (tensors[name] for name in _POINTERS["inputs"])
     if q.dtype not in (torch.float32, torch.float64):
@@ -62,8 +62,6 @@ def _run(name: str, causal: bool, factor: float, tensors: dict[str, Tensor | Non
     call = _Call(*q.shape[:3], *k.shape[2:], tensors["query_weight"].shape[-1], v.shape[3], causal)
     call.threads, call.slots, call.factor = torch.get_num_threads(), min(_SLOTS, len(q)), factor
     for field, x in tensors.items():
-        if x is None:
-            continue
         if x.device.type != "cpu" or (x.dtype != q.dtype and field != "real"):
             raise TypeError(f"softmax_attention: {field} is {x.dtype} on {x.device}, q {q.dtype} on cpu")
         setattr(call, field, x.data_ptr())
@@ -121,7 +119,7 @@ def softmax_attention(
     results[0].copy_(sums)
     results[1].copy_(reference)
     values |= zip(_POINTERS["results"], results, strict=True)
-    _run("forward", causal, factor, values | {"real": None if real is None else real.contiguous()})
+    _run("forward", causal, factor, values | _mask(real))
     after, largest, out, denominator, norm = results
     return out, after, largest, denominator, norm
 
@@ -163,7 +161,7 @@ def softmax_attention_backward(
     """
     grad_out, *inputs = _rows_contiguous(grad_out, q, k, v)
     weights = (query_weight, query_bias, key_weight, key_bias, norm_matrix, shift, norm_weight, total_weight)
-    values: dict[str, Tensor | None] = {"real": None if real is None else real.contiguous(), "grad_out": grad_out}
+    values = {"grad_out": grad_out, **_mask(real)}
     values |= zip(_POINTERS["inputs"], inputs, strict=True)
     values |= _contiguous(_POINTERS["weights"], weights)
     values |= _contiguous(_POINTERS["results"], (sums, reference, out, denominator, norm))
@@ -222,9 +220,13 @@ def _results(q: Tensor, k: Tensor, v: Tensor, sums: Tensor, reference: Tensor) -
     ]
 
 
+def _mask(real: Tensor | None) -> dict[str, Tensor]:
+    return {} if real is None else {"real": real.contiguous()}
+
+
 def _rows_contiguous(*tensors: Tensor) -> list[Tensor]:
     return [x if x.stride(3) == 1 else x.contiguous() for x in tensors]
 
 
-def _contiguous(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> dict[str, Tensor | None]:
+def _contiguous(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
     return {name: x.contiguous() for name, x in zip(names, tensors, strict=True)}

@@ -164,7 +164,7 @@ template <class T> void pack(T* to, const T* x, long sk, long sm, long depth, lo
 template <class T>
 __attribute__((noinline)) void transpose(T* to, long ld_to, const T* from, long ld, long rows, long columns) {
   constexpr int L = LANES<T>;
-  constexpr auto places = std::make_index_sequence<L>{};
+  constexpr auto lanes = std::make_index_sequence<L>{};
   for (long r = 0; r < rows; r += L)
     for (long c = 0; c < columns; c += L) {
       Vec<T> x[L], y[L];
@@ -174,8 +174,8 @@ __attribute__((noinline)) void transpose(T* to, long ld_to, const T* from, long 
       for (int round = 1; round < L; round *= 2) {
 #pragma GCC unroll 8
         for (int i = 0; i < L / 2; ++i) {
-          y[2 * i] = zip<T, 0>(x[i], x[i + L / 2], places);
-          y[2 * i + 1] = zip<T, 1>(x[i], x[i + L / 2], places);
+          y[2 * i] = zip<T, 0>(x[i], x[i + L / 2], lanes);
+          y[2 * i + 1] = zip<T, 1>(x[i], x[i + L / 2], lanes);
         }
 #pragma GCC unroll 16
         for (int i = 0; i < L; ++i) x[i] = y[i];

@@ -12,7 +12,7 @@ from hf_attn_ext.attention.normaliser import divide
 
 from .inputs import Outputs, accumulation_dtype, block_size, drop_tokens, mapper, padded_positions, token_positions
 from .native_forms import fused_bidirectional, fused_features
-from .state import add_keys, read, with_ones
+from .state import AttentionState, add_keys, read, with_ones
 
 
 def bidirectional_attention(
@@ -41,7 +41,7 @@ def bidirectional_attention(
     size = block_size(k, feature_map)
     if not k.shape[2]:
         return v.new_zeros(*q.shape[:3], v.shape[3])
-    state = None
+    state: AttentionState | None = None
     for keys, values, padded, positions in zip(
         k.split(size, 2),
         v.split(size, 2),
@@ -51,6 +51,7 @@ def bidirectional_attention(
     ):
         mapped = key_map(keys, positions, padded)
         state = add_keys(state, mapped, with_ones(drop_tokens(values.to(dtype), dropout_p)), 0)
+    assert state is not None  # there is at least one block of keys
     outputs = Outputs(v, q.shape[2])
     for queries, positions in zip(q.split(size, 2), split(query_positions, size, 1), strict=False):
         outputs.add(divide(*read(state, query_map(queries, positions)), feature_map.rho))

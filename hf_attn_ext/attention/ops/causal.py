@@ -122,6 +122,7 @@ def causal_attention(
                 step = recurrent_step if keys.shape[2] == 1 else _block
                 out, state = step(queried, mapped, values, state, feature_map.rho, count)
             outputs.add(out)
+        assert state is not None  # there is at least one block, which may be empty
         return outputs.join(), state
 
 
@@ -168,7 +169,8 @@ def _block(
         return values[..., :-1], state
     # only the contents of a plain tensor on a CPU can be read without waiting
     plain = values.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
-    if plain and (keys.amplitude is None or _narrow(keys.amplitude, state.reference)):
+    amplitude, reference = keys.amplitude, state.reference
+    if plain and (amplitude is None or reference is None or _narrow(amplitude, reference)):
         return _one_reference(queries, keys, values, state, rho, real)
     return _reference_per_query(queries, keys, values, state, rho, real)
 
@@ -178,21 +180,23 @@ def _one_reference(
 ) -> tuple[Tensor, AttentionState]:
     """A block whose amplitudes, if any, are so close to each other that they share one reference."""
     sums, bound_sum, reference = state.sums, state.bound_sum, state.reference
+    amplitude, before, unweighted = keys.amplitude, state.reference, values
     weight = None
-    if keys.amplitude is not None:
-        reference = torch.maximum(reference, keys.amplitude.detach().amax(-1))
-        weight = relative(keys.amplitude, reference[..., None])[..., None]
-        decay = relative(state.reference, reference)[..., None]
-        values_before, values, sums = values, values * weight, sums * decay[..., None]
+    if amplitude is not None and before is not None:
+        reference = torch.maximum(before, amplitude.detach().amax(-1))
+        weight = relative(amplitude, reference[..., None])[..., None]
+        decay = relative(before, reference)[..., None]
+        values, sums = values * weight, sums * decay[..., None]
         bound_sum = None if bound_sum is None else bound_sum * decay
     weighted, sums = causal_product(queries.features, keys.features, values, sums, CHUNK)
     bound = None
-    if keys.bound is not None:
+    if keys.bound is not None and queries.bound is not None and bound_sum is not None:
         ones = values.new_ones(*values.shape[:-1], 1) if weight is None else weight
         bound, bound_sum = causal_product(queries.bound, keys.bound, ones, bound_sum[..., None], CHUNK)
         bound_sum = bound_sum.squeeze(-1)
-    if weight is not None and _hidden(empty_rows(weighted, bound, rho), keys.amplitude, state.reference):
-        return _reference_per_query(queries, keys, values_before, state, rho, real)
+    if amplitude is not None and before is not None:
+        if _hidden(empty_rows(weighted, bound, rho), amplitude, before):
+            return _reference_per_query(queries, keys, unweighted, state, rho, real)
     return divide(weighted, bound, rho), AttentionState(sums, bound_sum, reference, state.length + real)
 
 
@@ -217,16 +221,17 @@ def _reference_per_query(
     """A block of whole chunks, or of fewer tokens than one chunk, for any amplitudes; all chunks at once."""
     chunks = max(1, values.shape[2] // chunk)
 
-    def cut(x: Tensor | None) -> Tensor | None:  # (B, H, N, .) -> (B, H, C, n, .)
-        return None if x is None else x.unflatten(2, (chunks, -1))
+    def cut(x: Tensor) -> Tensor:  # (B, H, N, .) -> (B, H, C, n, .)
+        parts: Tensor = x.unflatten(2, (chunks, -1))
+        return parts
 
     q, k, v = cut(queries.features), cut(keys.features), cut(values)
-    query_bound, key_bound, amplitude = cut(queries.bound), cut(keys.bound), cut(keys.amplitude)
+    amplitude = None if keys.amplitude is None else cut(keys.amplitude)
 
     # 1. the sum of each chunk, and from these the sums before each chunk
-    weight, reference = None, None
+    weight = reference = fade = None
     mix = v.new_ones(chunks + 1, chunks + 1).tril()
-    if amplitude is not None:
+    if amplitude is not None and state.reference is not None:
         own = amplitude.detach().amax(-1)  # (B, H, C): each chunk's largest amplitude
         sources = torch.cat([state.reference[..., None], own], -1)
         largest = sources.cummax(-1).values  # before each chunk; last: after all
@@ -253,10 +258,11 @@ def _reference_per_query(
     weighted = weighted + (inside * pairs) @ v
 
     bound = bound_after = None
-    if key_bound is not None:
+    if keys.bound is not None and queries.bound is not None and state.bound_sum is not None:
+        query_bound, key_bound = cut(queries.bound), cut(keys.bound)
         bound_before, bound_after = _running(state.bound_sum, weighted_sum(key_bound, weight), mix)
         bound = query_bound @ bound_before[..., None]
-        bound = bound if amplitude is None else bound * fade
+        bound = bound if fade is None else bound * fade
         bound = bound + (query_bound @ key_bound.mT * pairs).sum(-1, keepdim=True)
     out = divide(weighted, bound, rho).flatten(2, 3)
     return out, AttentionState(after, bound_after, reference, state.length + real)

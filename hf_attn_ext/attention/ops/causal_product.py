@@ -33,7 +33,8 @@ class _CausalProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-        return *_Gradients.apply(*ctx.saved_tensors, grad, grad_state, ctx.chunk), None
+        tensors = ctx.saved_tensors
+        return *_Gradients.apply(*tensors, grad, grad_state, ctx.chunk), None  # type: ignore[no-untyped-call]  # torch does not annotate Function.apply
 
 
 class _Gradients(torch.autograd.Function):
@@ -86,5 +87,5 @@ def causal_product(q: Tensor, k: Tensor, v: Tensor, state: Tensor, chunk: int) -
     """
     size = q.shape[:2]
     flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v, state)]
-    out, state = _CausalProduct.apply(*flat, chunk)
+    out, state = _CausalProduct.apply(*flat, chunk)  # type: ignore[no-untyped-call]  # torch does not annotate Function.apply
     return out.unflatten(0, size), state.unflatten(0, size)

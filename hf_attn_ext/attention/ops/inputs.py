@@ -92,7 +92,7 @@ def is_hooked(module: nn.Module) -> bool:
     return "forward" in module.__dict__ or bool(module._forward_pre_hooks) or bool(module._forward_hooks)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch does not annotate it
 def transformed() -> bool:
     """Return whether function transforms (torch.func) or forward-mode derivatives are active.
 

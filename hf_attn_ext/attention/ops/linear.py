@@ -73,5 +73,6 @@ def linear_attention(
     check_dropout(dropout_p)
     with torch.autocast(q.device.type, enabled=False):
         if order is not None:
-            return order_attention(q, k, v, feature_map, order, key_padding_mask, scaling, dropout_p)
+            out: Tensor = order_attention(q, k, v, feature_map, order, key_padding_mask, scaling, dropout_p)
+            return out
         return bidirectional_attention(q, k, v, feature_map, key_padding_mask, scaling, dropout_p)

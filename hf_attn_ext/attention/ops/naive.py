@@ -61,7 +61,7 @@ def attention_weights(
         query = mapper(feature_map, "query", dtype, scaling)(q, query_positions)
         key = mapper(feature_map, "key", dtype, scaling)(k, positions, padded_positions(key_padding_mask))
         scores = query.features @ key.features.mT
-        bounds = None if key.bound is None else query.bound @ key.bound.mT
+        bounds = None if key.bound is None or query.bound is None else query.bound @ key.bound.mT
         if allowed is not None:
             scores = scores.masked_fill(~allowed, 0.0)
             bounds = None if bounds is None else bounds.masked_fill(~allowed, 0.0)

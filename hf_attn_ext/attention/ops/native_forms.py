@@ -50,6 +50,7 @@ def fused_causal(
         sums, reference = _no_keys(q, v, features)
         before = torch.zeros(batch, dtype=torch.int64)
     else:
+        assert state.reference is not None  # causal_attention has checked the state
         sums, reference, before = state.sums, state.reference, state.length
     out, sums, reference = _attend(features, q, k, v, feature_map, key_padding_mask, scaling, sums, reference, True)
     real = length if key_padding_mask is None else key_padding_mask.sum(-1)

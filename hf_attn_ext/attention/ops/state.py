@@ -42,7 +42,8 @@ class AttentionState:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(x.nbytes for x in self._tensors().values() if x is not None)
+        tensors = (self.sums, self.bound_sum, self.reference, self.length)
+        return sum(x.nbytes for x in tensors if x is not None)
 
     def select(self, rows: Tensor) -> AttentionState:
         """Return the state of the batch rows ``rows``, int64 indices, in that order, as beam search needs it."""
@@ -50,10 +51,13 @@ class AttentionState:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> AttentionState:
         """Return a state with ``change`` applied to every tensor."""
-        return AttentionState(**{name: None if x is None else change(x) for name, x in self._tensors().items()})
 
-    def _tensors(self) -> dict[str, Tensor | None]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        def optional(x: Tensor | None) -> Tensor | None:
+            return None if x is None else change(x)
+
+        return AttentionState(
+            change(self.sums), optional(self.bound_sum), optional(self.reference), change(self.length)
+        )
 
 
 def with_ones(values: Tensor) -> Tensor:
@@ -73,7 +77,7 @@ def add_keys(state: AttentionState | None, keys: Stabilised, values: Tensor, rea
     weight = reference = decay = None
     if keys.amplitude is not None:
         reference = keys.amplitude.detach().amax(-1)
-        if state is not None:
+        if state is not None and state.reference is not None:
             reference = torch.maximum(reference, state.reference)
             decay = relative(state.reference, reference)
         weight = relative(keys.amplitude, reference[..., None])[..., None]
@@ -85,7 +89,8 @@ def add_keys(state: AttentionState | None, keys: Stabilised, values: Tensor, rea
     else:
         length = state.length + real
         sums = _plus(sums, state.sums, decay)
-        bound_sum = None if bound_sum is None else _plus(bound_sum, state.bound_sum, decay)
+        if bound_sum is not None and state.bound_sum is not None:
+            bound_sum = _plus(bound_sum, state.bound_sum, decay)
     return AttentionState(sums, bound_sum, reference, length)
 
 
@@ -113,5 +118,7 @@ def empty_state(values: Tensor, keys: Stabilised) -> AttentionState:
 
 def read(state: AttentionState, queries: Stabilised) -> tuple[Tensor, Tensor | None]:
     """Read a state with queries (B, H, N, .): (B, H, N, d_v + 1) for :func:`divide`, and the bound (B, H, N, 1)."""
-    bound = None if state.bound_sum is None else queries.bound @ state.bound_sum[..., None]
+    bound = None
+    if state.bound_sum is not None and queries.bound is not None:
+        bound = queries.bound @ state.bound_sum[..., None]
     return queries.features @ state.sums, bound

@@ -64,10 +64,12 @@ def two_stream_attention(
             f"clean is {tuple(clean.shape)} and block {tuple(block.shape)}: together they must cover the {k.shape[2]} "
             "tokens, at least one of them in the block"
         )
-    first, last = zip(*(x.split(parts, 2) for x in (q, k, v)), strict=True)
+    (q, block_q), (k, block_k), (v, block_v) = (x.split(parts, 2) for x in (q, k, v))
     outputs = []
     if parts[0]:
-        out, state = causal_attention(*first, feature_map, state, clean, scaling, dropout_p, maps, group)
+        out, state = causal_attention(q, k, v, feature_map, state, clean, scaling, dropout_p, maps, group)
         outputs.append(out)
-    out, _ = causal_attention(*last, feature_map, state, block, scaling, dropout_p, maps, group=parts[1])
+    out, _ = causal_attention(
+        block_q, block_k, block_v, feature_map, state, block, scaling, dropout_p, maps, group=parts[1]
+    )
     return torch.cat([*outputs, out], 2), state

@@ -48,7 +48,7 @@ def test_passes_equal_the_dense_form(kernel, group):
         before = None if state is None else state.map(torch.clone)
         out, after = two_stream_attention(*tokens, feature_map, state, clean, block, group)
         if state is not None:
-            for one, other in zip(state._tensors().values(), before._tensors().values(), strict=True):
+            for one, other in zip(vars(state).values(), vars(before).values(), strict=True):
                 assert one is other is None or torch.equal(one, other)
         state = after
         assert state.length.tolist() == [stop for _, stop in spans]

@@ -75,7 +75,7 @@ def order_sums(
     """
     scales = _scales(keys.amplitude, plan)
     weighted = _product(queries.features, keys.features, values, plan, scales)
-    if keys.bound is None:
+    if keys.bound is None or queries.bound is None:
         return weighted, None
     return weighted, _product(queries.bound, keys.bound, torch.ones_like(values[..., :1]), plan, scales)
 
@@ -148,7 +148,7 @@ def _product(q: Tensor, k: Tensor, v: Tensor, plan: BatchedPlan, scales: _Scales
     before = queries @ _gather(states, plan.state)
     late = _gather(q, plan.late_queries) @ _gather(states, plan.late_state)
     alone = (_gather(q, plan.alone) * _gather(k, plan.alone)).sum(-1, keepdim=True)
-    if scales.fade is not None:
+    if scales.fade is not None and scales.late is not None and scales.alone is not None:
         before, late, alone = before * scales.fade, late * scales.late, alone * scales.alone
     out = v.new_zeros(*v.shape[:2], plan.size + 1, v.shape[3])
     out = out.index_add(2, plan.targets.flatten(), (inside + before).flatten(2, 3))
@@ -159,7 +159,8 @@ def _product(q: Tensor, k: Tensor, v: Tensor, plan: BatchedPlan, scales: _Scales
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:
     """``x[:, :, index]``, with a gradient that is summed without sorting."""
-    return x.index_select(2, index.flatten()).unflatten(2, index.shape)
+    gathered: Tensor = x.index_select(2, index.flatten()).unflatten(2, index.shape)
+    return gathered
 
 
 def _running(sums: Tensor, largest: Tensor | None) -> Tensor:
@@ -186,7 +187,8 @@ def _running(sums: Tensor, largest: Tensor | None) -> Tensor:
     outer = functional.pad(inner[..., -1].cummax(-1).values[..., :-1], (1, 0), value=-torch.inf)[..., None]
     top = torch.maximum(inner, outer)
     joined = within * relative(inner, top)[..., None] + before * relative(outer, top)[..., None]
-    return joined.flatten(2, 3)[:, :, :count]
+    running: Tensor = joined.flatten(2, 3)[:, :, :count]
+    return running
 
 
 def _make(plan: OrderPlan, device: torch.device) -> BatchedPlan:
@@ -212,8 +214,8 @@ def _make(plan: OrderPlan, device: torch.device) -> BatchedPlan:
             reads += [
                 (some, number, state, rows) for some, rows in zip(queries.split(CHUNK), mask.split(CHUNK), strict=True)
             ]
-        for queries in tile.after:
-            late += [(some, states) for some in _positions(queries).split(CHUNK)]
+        for after in tile.after:
+            late += [(some, states) for some in _positions(after).split(CHUNK)]
 
     def filled(parts: list[Tensor], value: int) -> Tensor:
         rows = [functional.pad(part, (0, CHUNK - len(part)), value=value) for part in parts]

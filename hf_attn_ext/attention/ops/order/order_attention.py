@@ -37,7 +37,8 @@ from .product import order_product
 Order = Poset | MaskSpec
 
 
-@torch.compiler.disable  # a graph with every tile would take minutes to compile
+# a graph with every tile would take minutes to compile
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch does not annotate it
 def order_attention(
     q: Tensor,
     k: Tensor,
@@ -117,12 +118,14 @@ def _on_one_scale(
     if reference is None:
         weights = [torch.ones_like(value[..., :1]) for value in values]
     else:
-        weights = [relative(key.amplitude, reference[..., None])[..., None] for key in keys]
+        amplitudes = [key.amplitude for key in keys if key.amplitude is not None]
+        weights = [relative(amplitude, reference[..., None])[..., None] for amplitude in amplitudes]
         values = [value * weight for value, weight in zip(values, weights, strict=True)]
     weighted = order_product([x.features for x in queries], [x.features for x in keys], values, plan)
-    if keys[0].bound is None:
+    query_bounds, key_bounds = ([x.bound for x in blocks if x.bound is not None] for blocks in (queries, keys))
+    if not key_bounds:
         return [(part, None) for part in weighted]
-    bounds = order_product([x.bound for x in queries], [x.bound for x in keys], weights, plan)
+    bounds = order_product(query_bounds, key_bounds, weights, plan)
     return list(zip(weighted, bounds, strict=True))
 
 

@@ -149,7 +149,7 @@ def make_plan(cover: ChainDecomposition) -> OrderPlan:
 
 
 class _Builder:
-    """Makes a plan of a chain cover."""
+    """Makes the plan of a chain decomposition."""
 
     def __init__(self, cover: ChainDecomposition) -> None:
         self.cover = cover

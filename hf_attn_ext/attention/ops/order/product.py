@@ -91,7 +91,8 @@ class _OrderProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_Gradients.apply(ctx.plan, len(grads), *ctx.saved_tensors, *grads)
+        tensors = *ctx.saved_tensors, *grads
+        return None, *_Gradients.apply(ctx.plan, len(grads), *tensors)  # type: ignore[no-untyped-call]  # torch does not annotate Function.apply
 
 
 class _Gradients(torch.autograd.Function):
@@ -171,7 +172,8 @@ def order_product(q: Sequence[Tensor], k: Sequence[Tensor], v: Sequence[Tensor],
     """
     size = q[0].shape[:2]
     flat = [x.reshape(-1, *x.shape[2:]) for x in (*q, *k, *v)]
-    return tuple(out.unflatten(0, size) for out in _OrderProduct.apply(plan, *flat))
+    outputs = _OrderProduct.apply(plan, *flat)  # type: ignore[no-untyped-call]  # torch does not annotate Function.apply
+    return tuple(out.unflatten(0, size) for out in outputs)
 
 
 _Three = tuple[_Blocks, _Blocks, _Blocks]
