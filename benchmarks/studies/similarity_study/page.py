@@ -107,7 +107,7 @@ _RULES = (
     "controls are compared with the trained model on the same texts, by how much each exceeds its own chance level (at "
     f"the same distances where there is one): *a model that learnt nothing gives as much*, or with shuffled tokens "
     f"{MOST:g} of it is left and *no language is needed*, where that holds by the interval of the difference, of which "
-    "both sides draw the same documents; *cannot be told* where that interval holds both answers. Other rules:",
+    "both sides draw the same documents; *undecided* where that interval includes both answers. Other rules:",
     "",
 )
 

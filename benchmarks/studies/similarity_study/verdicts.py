@@ -15,7 +15,7 @@ MOST = 0.9  # of the trained model's excess over chance: "also where tokens are 
 UNLEARNT = "agrees, but a model that learnt nothing gives as much"
 MIXED = "agrees, also where tokens are shuffled: no language is needed"
 NEAR = "does not agree: pairs at the same distances have as much"
-UNTOLD = "agrees; cannot be told whether "
+UNTOLD = "agrees; undecided whether "
 FEW = "too few texts to tell"
 
 
@@ -100,7 +100,7 @@ def qualified(untrained: tuple[float, float] | None, shuffled: tuple[float, floa
         if found is None:
             continue
         if found[0] >= 0:
-            return "; cannot be told whether ".join([as_much, *open_questions])
+            return "; undecided whether ".join([as_much, *open_questions])
         if not found[1] < 0:  # also where there is no interval
             open_questions.append(question)
     return UNTOLD + ", nor whether ".join(open_questions) if open_questions else "agrees"

@@ -140,7 +140,7 @@ def test_only_the_part_between_the_marks_is_written(tmp_path, monkeypatch, ends)
 def test_controls_are_judged_by_the_intervals_of_what_they_have_more():
     one, yes, no, open_one = level(0.6, 0.1), (0.01, 0.03), (-0.03, -0.01), (-0.01, 0.01)
     unlearnt, mixed = verdicts.UNLEARNT, verdicts.MIXED
-    untold = "agrees; cannot be told whether a model that learnt nothing gives as much"
+    untold = "agrees; undecided whether a model that learnt nothing gives as much"
     for untrained, shuffled, verdict in (
         (None, None, "agrees"),
         (no, no, "agrees"),
@@ -148,10 +148,10 @@ def test_controls_are_judged_by_the_intervals_of_what_they_have_more():
         (yes, yes, unlearnt),
         (open_one, None, untold),
         (None, yes, mixed),
-        (None, open_one, "agrees; cannot be told whether language is needed"),
+        (None, open_one, "agrees; undecided whether language is needed"),
         (open_one, open_one, f"{untold}, nor whether language is needed"),
-        (open_one, yes, f"{mixed}; cannot be told whether a model that learnt nothing gives as much"),
-        (None, (math.nan, math.nan), "agrees; cannot be told whether language is needed"),
+        (open_one, yes, f"{mixed}; undecided whether a model that learnt nothing gives as much"),
+        (None, (math.nan, math.nan), "agrees; undecided whether language is needed"),
     ):
         assert verdicts.judge(True, one, untrained, shuffled) == verdict
 
