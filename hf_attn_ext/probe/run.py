@@ -265,7 +265,7 @@ def _check_texts(model: nn.Module, tokenizer: Any, config: ProbeConfig, corpus: 
         for number, ids in enumerate(tokenizer(texts, verbose=False)["input_ids"], start):
             if len(ids) > limit:
                 raise AttnExtError(
-                    f"{corpus.places[number]}: a text of {len(ids)} tokens, at most {limit} are taken; cut texts with "
+                    f"{corpus.sources[number]}: a text of {len(ids)} tokens, at most {limit} are taken; cut texts with "
                     "--truncation, or documents into several with --words or --tokens"
                 )
 

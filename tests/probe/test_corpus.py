@@ -32,7 +32,7 @@ def test_every_format_gives_the_texts(files, kind):
     corpus = read_corpus([str(files / f"a.{kind}")])
     assert corpus.texts == TEXTS and corpus.drawn_from == 3
     assert corpus.blank == (3 if kind == "txt" else 0)
-    assert all(f"a.{kind}, " in place for place in corpus.places)
+    assert all(f"a.{kind}, " in source for source in corpus.sources)
 
 
 def test_several_files_follow_one_another_and_a_draw_keeps_their_order(files):
@@ -40,9 +40,9 @@ def test_several_files_follow_one_another_and_a_draw_keeps_their_order(files):
     assert read_corpus(names).texts == TEXTS + TEXTS
     few = [read_corpus(names, limit=4, seed=seed) for seed in (0, 0, 1)]
     assert few[0].texts == few[1].texts and few[0].digest() == few[1].digest() and len(few[0]) == 4
-    places = read_corpus(names).places
-    assert [places.index(place) for place in few[0].places] == sorted(places.index(p) for p in few[0].places)
-    assert few[0].places != few[2].places and few[0].drawn_from == 6
+    sources = read_corpus(names).sources
+    assert [sources.index(source) for source in few[0].sources] == sorted(map(sources.index, few[0].sources))
+    assert few[0].sources != few[2].sources and few[0].drawn_from == 6
 
 
 def test_documents_and_what_is_left_of_them_are_counted(tmp_path):
@@ -52,10 +52,8 @@ def test_documents_and_what_is_left_of_them_are_counted(tmp_path):
     assert (corpus.document_count, corpus.blank, corpus.left) == (2, 1, 2)
     one, again, other = corpus.documents
     assert one == again != other
-    assert read_corpus([str(tmp_path / "a.txt")], cut=by_tokens(4, planted.word_tokenizer()), limit=2).documents == [
-        corpus.documents[corpus.places.index(place)]
-        for place in read_corpus([str(tmp_path / "a.txt")], cut=by_tokens(4, planted.word_tokenizer()), limit=2).places
-    ]
+    drawn = read_corpus([str(tmp_path / "a.txt")], cut=by_tokens(4, planted.word_tokenizer()), limit=2)
+    assert drawn.documents == [corpus.documents[corpus.sources.index(source)] for source in drawn.sources]
     assert read_corpus([str(tmp_path / "a.txt")], cut=by_words(2)).left == 0
 
 

@@ -86,9 +86,9 @@ def test_a_word_that_is_cut_begins_the_next_text():
 
 
 def test_mistakes_are_named(tmp_path):
-    with pytest.raises(AttnExtError, match="tokens is 2, of which the tokenizer's special ones take all"):
+    with pytest.raises(AttnExtError, match="tokens must be at least 3 with this tokenizer's special tokens, got 2"):
         by_tokens(2, word_tokenizer())
-    with pytest.raises(AttnExtError, match="offsets, which object does not give"):
+    with pytest.raises(AttnExtError, match="must return character offsets, got object; use a fast tokenizer"):
         by_tokens(9, object())
     (tmp_path / "short.txt").write_text("word1 word2\n")
     with pytest.raises(AttnExtError, match=r"short.txt' holds texts that are all too short"):

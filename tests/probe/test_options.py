@@ -60,9 +60,9 @@ def test_wrong_options(options, message, tokenizer):
         ({"max_length": -1, "truncation": True}, "max_length"),
         ({"max_length": 1.5}, "max_length"),
         ({"max_length": 1, "truncation": True}, "text 0"),
-        ({"language": 5}, "language must be a code.*got 5"),
-        ({"language": "klingon"}, "language must be a code"),
-        ({"language": ""}, "language must be a code"),
+        ({"language": 5}, "language must be a lower-case code.*got 5"),
+        ({"language": "klingon"}, "language must be a lower-case code"),
+        ({"language": ""}, "language must be a lower-case code"),
         ({"batch_size": 2.0}, "batch_size"),
     ],
 )
@@ -96,7 +96,7 @@ def test_wrong_calls(tokenizer):
         probe.feed(TEXTS)
     one_line("left already", lambda: probe.__exit__(None, None, None))
     one_line("keeps no matrices", probe.tokens)
-    one_line("language must be a code", lambda: sentence_starts("One. Two.", "english"))
+    one_line("language must be a lower-case code", lambda: sentence_starts("One. Two.", "english"))
 
 
 def test_numbers_of_numpy(tokenizer):

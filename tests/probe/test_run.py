@@ -120,7 +120,7 @@ def test_another_buffer_mask_or_backend_is_refused(config, change):
 
 def test_half_a_character_is_named(config, tmp_path):
     (tmp_path / "texts.jsonl").write_text('{"text": "word1 word2"}\n{"text": "word1 \\ud800"}\n')
-    with pytest.raises(AttnExtError, match=r"line 2: '\\ud800' at character 6 is half of a character"):
+    with pytest.raises(AttnExtError, match=r"line 2: character 6 is '\\ud800', half of a surrogate pair"):
         run(dataclasses.replace(config, texts=[str(tmp_path / "texts.jsonl")]))
 
 

@@ -347,7 +347,7 @@ def test_options_change_what_they_say(tokenizer):
         (TEXT, {"segments": 5}, "segments is 5, but the text has 4 sentences; give at most 4"),
         (TEXT, {"segments": 5, "method": "depth"}, "segments is 5, but the text has 4 sentences"),
         (TEXT, {"segments": 0}, "segments must be a whole number of at least 1, got 0"),
-        (TEXT, {"language": "English"}, "language must be a code in small letters"),
+        (TEXT, {"language": "English"}, "language must be a lower-case code"),
         (TEXT, {"cue": "attention"}, "cue must be one of similarity, focus, both, got 'attention'"),
         (TEXT, {"similarity": "cosin"}, "Did you mean 'cosine'?"),
         (TEXT, {"method": "tiling"}, "must be one of scatter, depth"),

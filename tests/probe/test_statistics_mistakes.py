@@ -19,7 +19,7 @@ from hf_attn_ext.probe import ContextSimilarityProbe
         ([], {}, "the list is empty"),
         ("one string", {}, "got one string"),
         (["Word1 word2.", "  "], {}, "text 1 is blank"),
-        (["Word1.", 3], {}, "text 1 is a int"),
+        (["Word1.", 3], {}, "text 1 must be a string, got 3"),
         (["Word1 word2."] * 5 + ["word1 " * 70], {}, "text 5 has 72 tokens, the model takes 64.*truncation=True"),
         (["Word1 word2."], {"batch_size": 0}, "batch_size"),
     ],

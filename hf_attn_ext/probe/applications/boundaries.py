@@ -9,6 +9,8 @@ Gap g is between sentences g - 1 and g, for g from 1 to n - 1; arrays over gaps 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hf_attn_ext.errors import AttnExtError
@@ -128,12 +130,13 @@ def block_similarities(similarities: np.ndarray, block: int) -> np.ndarray:
     gap = np.arange(1, count)
     left, right = np.maximum(gap - block, 0), np.minimum(gap + block, count)
 
-    def between(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
+    def between(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> Any:
         return sums[b, d] - sums[a, d] - sums[b, c] + sums[a, c]
 
     squares = between(left, gap, left, gap) * between(gap, right, gap, right)
     lengths = np.sqrt(np.maximum(squares, np.finfo(float).tiny))
-    return between(left, gap, gap, right) / lengths
+    similarity: np.ndarray = between(left, gap, gap, right) / lengths
+    return similarity
 
 
 def depths(values: np.ndarray) -> np.ndarray:

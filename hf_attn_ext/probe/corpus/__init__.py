@@ -1,4 +1,4 @@
 """Corpora: read texts from files, cut them, and annotate tokens with words and sentences.
 
-Knows tokenizers; a model may not come in here.
+Modules here work with tokenizers; a model may not come in.
 """

@@ -1,4 +1,4 @@
-"""Texts into tokens that know their word and sentence, by offsets."""
+"""Annotate tokens with their word and sentence, by character offsets."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from hf_attn_ext.errors import AttnExtError, short
 
 @dataclasses.dataclass
 class Annotation:
-    """What is known of a batch of texts beside their token ids.
+    """A batch of tokenised texts with the word and sentence of each token.
 
     Attributes:
         input_ids: int64 (B, N), padded on the right.
         attention_mask: int64 (B, N), 1 = real token.
-        special: bool (B, N), tokens that the tokenizer added.
-        sentences, words: int64 (B, N), the sentence's and the word's number in its text, or -1.
-        documents: the name of each text's document; None where each text is its own.
+        special: bool (B, N), True = special token added by the tokenizer, or padding.
+        sentences, words: int64 (B, N), the index of the sentence and of the word in the text, -1 for special tokens
+            and padding.
+        documents: the name of each text's document; None if every text is a document.
     """
 
     input_ids: Tensor
@@ -50,13 +51,20 @@ class Annotation:
 
 
 def sentence_starts(text: str, language: str = "en") -> list[int]:
-    """Where the sentences of ``text`` begin; every character belongs to one.
+    """Split a text into sentences.
 
-    The splitter is the package sentencex, which has rules of its own for many languages and takes English ones for the
-    others. Blank stretches (empty lines) belong to the sentence before them.
+    The splitter is the package sentencex. It has rules for many languages and uses the English rules for all others.
+    Blank lines belong to the sentence before them.
+
+    Args:
+        text: any text.
+        language: a language code such as ``"en"``.
+
+    Returns:
+        The first character of each sentence, ascending from 0; empty for a blank text.
 
     Raises:
-        AttnExtError: ``language`` is no code of a language.
+        AttnExtError: ``language`` is not a language code.
 
     Example:
         >>> sentence_starts("Dr. Smith sleeps. So do I.")
@@ -69,47 +77,71 @@ def sentence_starts(text: str, language: str = "en") -> list[int]:
 
 
 def segment_starts(text: str, boundaries: Sequence[str]) -> list[int]:
-    """Where the segments of ``text`` begin: behind each of ``boundaries``, the longer before the shorter.
+    """Split a text into segments that end after any of ``boundaries``.
 
-    White space and boundaries that follow at once belong to the segment before them.
+    Longer boundaries are matched before shorter ones. White space and further boundaries directly after a boundary
+    belong to the same segment.
+
+    Args:
+        text: any text.
+        boundaries: strings that end a segment.
+
+    Returns:
+        The first character of each segment, ascending from 0; empty for a blank text.
 
     Example:
         >>> segment_starts("CCO.CC(=O)O>>CCOC(C)=O", [".", ">>"])
         [0, 4, 13]
     """
-    ends = "|".join(re.escape(one) for one in sorted(boundaries, key=len, reverse=True))
+    ends = "|".join(re.escape(boundary) for boundary in sorted(boundaries, key=len, reverse=True))
     starts = [match.end() for match in re.finditer(rf"(?:(?:{ends})\s*)+", text)]
     return [0, *(start for start in starts if start < len(text))] if text.strip() else []
 
 
 def check_boundaries(boundaries: Sequence[str] | None) -> None:
-    """Raise unless these are strings that can end a segment, or None."""
+    """Check that these are strings that can end a segment, or None.
+
+    Raises:
+        AttnExtError: they are not.
+    """
     if boundaries is None:
         return
     listed = None if isinstance(boundaries, str) else list(boundaries)
-    if not listed or not all(isinstance(one, str) and one.strip() for one in listed):
+    if not listed or not all(isinstance(boundary, str) and boundary.strip() for boundary in listed):
         raise AttnExtError(f"boundaries must be a list of strings such as ['.', '>>'], got {short(boundaries)}")
 
 
 def check_language(language: str) -> None:
-    """Raise unless it has the form of a code: the splitter takes any other word for English."""
+    """Check that ``language`` looks like a language code; the splitter would take any other word for English.
+
+    Raises:
+        AttnExtError: it does not.
+    """
     if not isinstance(language, str) or not re.fullmatch("[a-z]{2,3}(-[a-z0-9]{2,9})*", language):
-        raise AttnExtError(f"language must be a code in small letters such as 'en' or 'de', got {short(language)}")
+        raise AttnExtError(f"language must be a lower-case code such as 'en' or 'de', got {short(language)}")
 
 
 def check_characters(text: str, where: str) -> None:
-    """Raise, naming ``where`` it comes from, if half of a surrogate pair stands in it, which no tokenizer reads."""
+    """Check that a text has no half of a surrogate pair, which tokenizers cannot read.
+
+    Args:
+        text: any text.
+        where: where the text comes from, for the message.
+
+    Raises:
+        AttnExtError: it has one.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         half = text[error.start]
-        message = f"{where}: {half!r} at character {error.start} is half of a character; mend it"
+        message = f"{where}: character {error.start} is {half!r}, half of a surrogate pair; correct the text"
         raise AttnExtError(message) from None
 
 
 def padding_id(tokenizer: Any) -> int:
-    """The id to pad with; any will do where the tokenizer has none, for padding is masked."""
-    return next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
+    """Return the token id for padding; any id if the tokenizer has none, because padding is masked."""
+    return next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
 
 
 def annotate(
@@ -123,20 +155,23 @@ def annotate(
     pad_to: int | None = None,
     first: int = 0,
 ) -> Annotation:
-    """Tokenise ``texts`` and find each token's sentence and word.
+    """Tokenise ``texts`` and find the sentence and word of each token.
 
     Args:
         texts: a list of texts.
-        tokenizer: a fast tokenizer of transformers.
+        tokenizer: a fast tokenizer.
         truncation: cut longer texts to ``max_length`` tokens.
-        max_length: the longest text, special tokens included; None is any.
-        language: for the sentence splitter.
-        boundaries: strings that end a segment, see :func:`segment_starts`; None finds sentences.
-        pad_to: the least length of the batch in tokens, filled up with padding.
+        max_length: the maximum length of a text in tokens, special tokens included; None for no limit.
+        language: the language code for the sentence splitter.
+        boundaries: strings that end a segment, see :func:`segment_starts`; None to split into sentences.
+        pad_to: the minimum length of the batch in tokens; shorter batches are padded.
         first: the number of the first text, for messages.
 
+    Returns:
+        The annotated batch.
+
     Raises:
-        AttnExtError: a text that is no string, a blank one, a text longer than ``max_length``, or a slow tokenizer.
+        AttnExtError: a text is not a string, is blank or is longer than ``max_length``; the tokenizer is not fast.
 
     Example:
         >>> annotate(["One. Two."], tokenizer).sentences  # doctest: +SKIP
@@ -144,15 +179,15 @@ def annotate(
     """
     if not getattr(tokenizer, "is_fast", False):
         raise AttnExtError(
-            f"sentences are found by character offsets, which {type(tokenizer).__name__} does not give; use a fast "
-            "tokenizer (AutoTokenizer.from_pretrained)"
+            f"the tokenizer must return character offsets, got {type(tokenizer).__name__}; use a fast tokenizer "
+            "(AutoTokenizer.from_pretrained)"
         )
     for number, text in enumerate(texts, first):
         if not isinstance(text, str):
-            raise AttnExtError(f"text {number} is a {type(text).__name__}, not a string")
+            raise AttnExtError(f"text {number} must be a string, got {short(text)}")
         check_characters(text, f"text {number}")
         if not text.strip():
-            raise AttnExtError(f"text {number} is blank: it has no sentence; leave it out")
+            raise AttnExtError(f"text {number} is blank; leave it out")
     encoded = tokenizer(
         list(texts),
         truncation=truncation and max_length is not None,
@@ -165,9 +200,9 @@ def annotate(
     lengths = [len(ids) for ids in encoded["input_ids"]]
     longest = max(lengths)
     if max_length is not None and longest > max_length:
-        number = next(i for i, length in enumerate(lengths) if length > max_length)
+        row = next(row for row, length in enumerate(lengths) if length > max_length)
         raise AttnExtError(
-            f"text {first + number} has {lengths[number]} tokens, the model takes {max_length}; shorten it, or set "
+            f"text {first + row} has {lengths[row]} tokens, the model takes {max_length}; shorten it, or set "
             "truncation=True"
         )
     pad = padding_id(tokenizer)
@@ -178,25 +213,32 @@ def annotate(
         ids[row, :length], mask[row, :length] = encoded["input_ids"][row], 1
         special[row, :length] = np.array(encoded["special_tokens_mask"][row], dtype=bool)
         ends = np.array(encoded["offset_mapping"][row], dtype=np.int64).reshape(-1, 2)[:, 1]
-        # by its last character: in some vocabularies a token begins with the space before it
+        # a token is assigned by its last character: in some vocabularies it begins with the space before it
         starts = segment_starts(texts[row], boundaries) if boundaries else sentence_starts(texts[row], language)
-        found = np.searchsorted(starts, ends - 1, side="right") - 1
-        sentences[row, :length] = np.where(special[row, :length], -1, np.maximum(found, 0))
+        of_sentence = np.searchsorted(starts, ends - 1, side="right") - 1
+        sentences[row, :length] = np.where(special[row, :length], -1, np.maximum(of_sentence, 0))
         of_word = [-1 if word is None else word for word in encoded.word_ids(row)]
         words[row, :length] = np.where(special[row, :length], -1, of_word)
     return Annotation(torch.from_numpy(ids), torch.from_numpy(mask), special, sentences, words)
 
 
 def shuffled(annotation: Annotation, seed: int) -> Annotation:
-    """A control: each text's tokens in random order, while special tokens, padding and sentences stay where they were.
+    """Shuffle the tokens of each text as a control; special tokens, padding and sentence indices keep their positions.
 
-    The order hangs on the text's token ids and ``seed`` alone, never on the batch.
+    The order depends on the text's token ids and ``seed``, not on the batch.
+
+    Args:
+        annotation: the batch; it is not changed.
+        seed: selects the order.
+
+    Returns:
+        The batch with shuffled ``input_ids`` and ``words``.
     """
     ids, words = annotation.input_ids.clone(), annotation.words.copy()
     for row, special in enumerate(annotation.special):
-        places = np.flatnonzero(~special)
-        its = ids[row, places].numpy()
-        key = hashlib.blake2b(its.astype("<i8").tobytes(), digest_size=16, key=f"shuffle {seed}".encode()).digest()
-        order = np.random.default_rng(int.from_bytes(key, "little")).permutation(len(places))
-        ids[row, places], words[row, places] = torch.from_numpy(its[order]), words[row, places][order]
+        positions = np.flatnonzero(~special)
+        tokens = ids[row, positions].numpy()
+        key = hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=16, key=f"shuffle {seed}".encode()).digest()
+        order = np.random.default_rng(int.from_bytes(key, "little")).permutation(len(positions))
+        ids[row, positions], words[row, positions] = torch.from_numpy(tokens[order]), words[row, positions][order]
     return dataclasses.replace(annotation, input_ids=ids, words=words)

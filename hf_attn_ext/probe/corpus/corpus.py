@@ -1,4 +1,4 @@
-"""Read texts from files, cut long ones, draw some: every text knows the file and the place it came from."""
+"""Read texts from files, cut long ones and draw a sample; every text keeps its file and line."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Texts in order.
+    """Texts in the order of their files; the result of :func:`read_corpus`.
 
     Attributes:
-        texts: no blank ones.
-        places: where each comes from, such as ``"speeches.jsonl, line 3"``.
-        documents: a hash of what each was cut from, or of itself.
-        files: the files, as they were named.
-        blank: how many blank texts were left out, and of those that are cut to tokens, how many too short ones.
-        drawn_from: how many there were before ``limit``.
-        left: of texts that are cut to tokens, how many tokens were left at documents' ends, too few for a text.
+        texts: the texts, none of them blank.
+        sources: the file and line of each text, such as ``"speeches.jsonl, line 3"``.
+        documents: a hash of the document that each text is part of.
+        files: the names of the files.
+        blank: the number of documents that are blank, or too short for a text.
+        drawn_from: the number of texts before ``limit``.
+        left: with a cut to tokens, the number of tokens at the ends of documents that are in no text.
     """
 
     texts: list[str]
-    places: list[str]
+    sources: list[str]
     documents: list[str]
     files: list[str]
     blank: int
@@ -48,11 +48,11 @@ class Corpus:
 
     @property
     def document_count(self) -> int:
-        """How many different documents the texts come from."""
+        """The number of different documents that the texts are part of."""
         return len(set(self.documents))
 
     def digest(self) -> str:
-        """A hash of all texts and their documents, in order."""
+        """Return a hash of all texts and their documents, in order."""
         digest = hashlib.blake2b(digest_size=16)
         for text, document in zip(self.texts, self.documents, strict=True):
             digest.update(text.encode("utf-8", "surrogatepass") + b"\0" + document.encode() + b"\0")
@@ -65,38 +65,51 @@ def read_corpus(
     """Read files of texts.
 
     Args:
-        files: .txt (a text a line), .jsonl, .csv, .tsv or .parquet.
-        column: the field of the texts in formats that have fields.
-        cut: what makes texts of each: :func:`.cutting.by_words`, :func:`.cutting.by_tokens`, or nothing.
-        limit: draw so many, by ``seed``, in the files' order.
+        files: .txt files (one text per line), .jsonl, .csv, .tsv or .parquet.
+        column: the field with the text, in formats that have fields.
+        cut: how to cut each document: :func:`.cutting.whole_texts`, :func:`.cutting.by_words` or
+            :class:`.cutting.by_tokens`.
+        limit: draw this many texts at random and keep their order; None for all.
+        seed: the seed of the draw.
+
+    Returns:
+        The texts with their sources and documents.
 
     Raises:
-        AttnExtError: a file that is missing, empty, of another format or damaged, named with the line.
+        AttnExtError: a file is missing, has no text, has another format or is damaged; the message names the line.
+
+    Example:
+        >>> corpus = read_corpus(["speeches.jsonl"], limit=1000)  # doctest: +SKIP
+        >>> len(corpus), corpus.sources[0]  # doctest: +SKIP
+        (1000, 'speeches.jsonl, line 3')
     """
-    texts, places, documents, blank, left = [], [], [], 0, 0
+    texts: list[str] = []
+    sources: list[str] = []
+    documents: list[str] = []
+    blank = left = 0
     for name in files:
-        before, solid = len(texts), False
-        for place, text in _read(Path(name), column):
+        before, has_text = len(texts), False
+        for line, text in _read(Path(name), column):
             if not isinstance(text, str):
                 what = "is empty" if text is None else f"is {text!r}, not text"
-                raise AttnExtError(f"{name}, {place}: {column!r} {what}")
-            check_characters(text, f"{name}, {place}")
+                raise AttnExtError(f"{name}, {line}: {column!r} {what}")
+            check_characters(text, f"{name}, {line}")
             pieces, rest = cut.with_rest(text) if isinstance(cut, by_tokens) else (cut(text), 0)
             left += rest
             blank += not pieces
-            solid |= bool(text.strip())
+            has_text |= bool(text.strip())
             documents += [_digest(text)] * len(pieces)
             for number, piece in enumerate(pieces):
                 texts.append(piece)
-                places.append(f"{name}, {place}" + (f", part {number + 1}" if len(pieces) > 1 else ""))
+                sources.append(f"{name}, {line}" + (f", part {number + 1}" if len(pieces) > 1 else ""))
         if len(texts) == before:
-            what = "texts that are all too short" if solid else "no text"
-            raise AttnExtError(f"file {name!r} holds {what}; name one that does")
+            what = "texts that are all too short" if has_text else "no text"
+            raise AttnExtError(f"file {name!r} holds {what}; name another file")
     total = len(texts)
     if limit is not None and limit < total:
         kept = np.sort(np.random.default_rng([seed, 2]).permutation(total)[:limit])
-        texts, places, documents = ([each[at] for at in kept] for each in (texts, places, documents))
-    return Corpus(texts, places, documents, list(files), blank, total, left)
+        texts, sources, documents = ([values[i] for i in kept] for values in (texts, sources, documents))
+    return Corpus(texts, sources, documents, list(files), blank, total, left)
 
 
 def _digest(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Cut documents into texts: of so many words, or of exactly so many tokens of a model."""
+"""Cut documents into texts of a given number of words, or of exactly a given number of tokens."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ import numpy as np
 
 from hf_attn_ext.errors import AttnExtError
 
-# A document's texts, in order; none where it is blank or too short.
 Cut = Callable[[str], list[str]]
+"""A function that returns the texts of a document in order; none if it is blank or too short."""
 
 _WORD = re.compile(r"\S+")
 
 
 def whole_texts(text: str) -> list[str]:
-    """The document as it is."""
+    """Return the whole document as one text, or nothing if it is blank."""
     return [text] if text.strip() else []
 
 
 def by_words(words: int) -> Cut:
-    """Texts of so many words, by white space; the last one may be shorter.
+    """Make a function that cuts documents into texts of ``words`` words, separated by white space.
+
+    Args:
+        words: at least 1; the last text of a document may have fewer.
+
+    Returns:
+        The function.
 
     Example:
         >>> by_words(2)("One two.  Three.")
@@ -38,19 +44,18 @@ def by_words(words: int) -> Cut:
 
 
 class by_tokens:
-    """Texts that are exactly so many tokens, special ones included, once they are truncated to as many.
+    """Cut documents into texts that have exactly ``tokens`` tokens after truncation, special tokens included.
 
-    A text begins with a word and ends with the word in which its last token lies; where that is cut by truncation, the
-    next text begins with it. A word that is longer than a text (in writing without spaces a whole paragraph may be one)
-    is split between tokens. Every token of a document is read by some text, but for what is left at its end, too
-    short for another text.
+    A text begins with a word and ends with the word that contains its last token. If truncation cuts that word, the
+    next text begins with it. A word longer than a text is split between tokens; without spaces, a whole paragraph may
+    be one word. All tokens of a document are in some text, except those at its end that are too few for a text.
 
     Args:
-        tokens: at least one more than the special tokens of a text.
-        tokenizer: a fast tokenizer of transformers.
+        tokens: at least one more than the number of special tokens in a text.
+        tokenizer: a fast tokenizer.
 
     Raises:
-        AttnExtError: a slow tokenizer, or ``tokens`` that leave no room.
+        AttnExtError: the tokenizer is not fast, or ``tokens`` is too small.
 
     Example:
         >>> by_tokens(4, tokenizer)("one two three four five")  # [CLS] and [SEP] are two of the four  # doctest: +SKIP
@@ -60,52 +65,55 @@ class by_tokens:
     def __init__(self, tokens: int, tokenizer: Any) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise AttnExtError(
-                f"texts are cut to tokens by character offsets, which {type(tokenizer).__name__} does not give; use a "
-                "fast tokenizer, or cut by words"
+                f"the tokenizer must return character offsets, got {type(tokenizer).__name__}; use a fast tokenizer, "
+                "or cut by words"
             )
         self.tokenizer, self.room = tokenizer, tokens - tokenizer.num_special_tokens_to_add()
         if self.room < 1:
-            raise AttnExtError(f"tokens is {tokens}, of which the tokenizer's special ones take all; give more")
+            raise AttnExtError(
+                f"tokens must be at least {tokens - self.room + 1} with this tokenizer's special tokens, got {tokens}"
+            )
 
     def __call__(self, text: str) -> list[str]:
+        """Return the texts of one document."""
         return self.with_rest(text)[0]
 
     def with_rest(self, text: str) -> tuple[list[str], int]:
-        """The texts of one document, and how many tokens at its end none of them reads."""
+        """Return the texts of one document, and the number of tokens at its end that are in no text."""
         words = np.array([match.span() for match in _WORD.finditer(text)], dtype=np.int64).reshape(-1, 2)
-        ends = self._offsets(text)[:, 1]  # of the document's tokens; a text's own are others at its beginning
-        found: list[str] = []
+        ends = self._offsets(text)[:, 1]  # of the document; a text alone may have other tokens at its beginning
+        texts: list[str] = []
         start = unread = int(words[0, 0]) if len(words) else len(text)
         while start < len(text):
             end = self._long_enough(text, start, words, ends)
             if end is None:
                 break
             end, unread, following = self._cut(text, start, end, words)
-            found.append(text[start:end])
+            texts.append(text[start:end])
             start = max(following, start + 1)
-        return found, len(self._offsets(text[unread:]))
+        return texts, len(self._offsets(text[unread:]))
 
     def _offsets(self, text: str) -> np.ndarray:
-        """(n, 2): where each token begins and ends."""
+        """Return the first character of each token and the first one after it, int64 (n, 2)."""
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
 
     def _long_enough(self, text: str, start: int, words: np.ndarray, ends: np.ndarray) -> int | None:
-        """Where a text from ``start`` may end: with a word, or inside a far longer one; None if too little is left."""
+        """Return where a text from ``start`` may end, after a word or inside a long one; None if too little is left."""
         token = int(np.searchsorted(ends, start, side="right")) + self.room - 1
         while True:
-            near, far = (int(ends[at]) if at < len(ends) else len(text) for at in (token, token + 4 * self.room))
+            near, far = (int(ends[i]) if i < len(ends) else len(text) for i in (token, token + 4 * self.room))
             word = min(int(np.searchsorted(words[:, 1], near)), len(words) - 1)
             end = min(int(words[word, 1]), max(far, near))
             if len(self._offsets(text[start:end])) >= self.room:
                 return end
             if end >= words[-1, 1]:
                 return None
-            # at a text's beginning a word may be fewer tokens than in the document
+            # a word may have fewer tokens at the beginning of a text than in the document
             token = int(np.searchsorted(ends, end, side="right"))
 
     def _cut(self, text: str, start: int, end: int, words: np.ndarray) -> tuple[int, int, int]:
-        """Where the text from ``start`` ends, the first character that it does not read, and where the next begins."""
+        """Return the end of the text from ``start``, its first character without a token, and the next start."""
         own = self._offsets(text[start:end])
         last = int(np.searchsorted(words[:, 1], start + own[self.room - 1, 1]))  # the word of the last token read
         if words[last, 1] < end and len(shorter := self._offsets(text[start : words[last, 1]])) >= self.room:
@@ -116,7 +124,7 @@ class by_tokens:
             return end, unread, len(text)
         if words[word, 0] > start:
             return end, unread, int(words[word, 0])
-        # the text lies in one word, which is longer than it
+        # the text is part of one word
         for token in range(self.room - 1, len(own)):
             end = start + int(own[token, 1])
             inside = self._offsets(text[start:end])
@@ -126,8 +134,8 @@ class by_tokens:
         return end, unread, unread
 
     def _unread(self, text: str, start: int, end: int, own: np.ndarray) -> int:
-        """The first character, not a space, that is not wholly in the tokens that are read."""
-        place = end if len(own) <= self.room else start + int(own[self.room, 0])
-        while place < len(text) and text[place].isspace():
-            place += 1
-        return place
+        """Return the first character that is not a space and is not wholly in the tokens of the text."""
+        position = end if len(own) <= self.room else start + int(own[self.room, 0])
+        while position < len(text) and text[position].isspace():
+            position += 1
+        return position
