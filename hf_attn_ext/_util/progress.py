@@ -1,4 +1,4 @@
-"""A progress bar on stderr, silent where nobody looks at a terminal."""
+"""A progress bar on stderr, disabled when stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.progress import Progress as RichProgress
 
 
 class Progress:
-    """Shows one stage: steps, losses, time left.
+    """The progress of one stage: steps, losses, time left.
 
     Args:
-        name: the stage.
-        total: its steps.
-        done: steps done before.
-        shown: off on all processes but one.
+        name: of the stage.
+        total: number of steps.
+        done: steps that are done already.
+        shown: False on all processes but one.
     """
 
     def __init__(self, name: str, total: int, done: int = 0, shown: bool = True):

@@ -1,4 +1,4 @@
-"""Open models and tokenizers for the commands, with every failure told in one line."""
+"""Open models and tokenizers for the commands, with one line for every failure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hf_attn_ext.hub.files import TOKENIZER_FILES
 
 
 def quiet() -> None:
-    """Silence the host's progress bars, advice and warnings: a command says itself what matters, in one line."""
+    """Silence Transformers' progress bars and warnings: a command prints what matters itself, in one line."""
     from huggingface_hub.utils import disable_progress_bars
-    from transformers.utils import logging as host_logging
+    from transformers.utils import logging as transformers_logging
 
     disable_progress_bars()
-    host_logging.set_verbosity_error()
-    host_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
 
@@ -45,7 +45,7 @@ def read_config(name: str, **options: Any) -> Any:
     from transformers import AutoConfig
 
     _check_local(name)
-    with _told(name):
+    with _one_line_errors(name):
         return AutoConfig.from_pretrained(name, **options)
 
 
@@ -63,7 +63,7 @@ def load_model(name: str) -> tuple[Any, list[str]]:
     config = read_config(name)
     architecture = (getattr(config, "architectures", None) or [None])[0]
     auto = getattr(transformers, architecture, None) if architecture else None
-    with _told(name):
+    with _one_line_errors(name):
         model, info = (auto or transformers.AutoModel).from_pretrained(name, config=config, output_loading_info=True)
     return model.eval(), sorted(info.get("missing_keys") or [])
 
@@ -74,7 +74,7 @@ def load_tokenizer(name: str) -> Any | None:
 
     if os.path.isdir(name) and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
         return None
-    with _told(name, "the tokenizer of "):
+    with _one_line_errors(name, "the tokenizer of "):
         return AutoTokenizer.from_pretrained(name)
 
 
@@ -92,12 +92,12 @@ def load_converted(folder: str) -> Any:
     # Families are registered by the import; a folder of another type says itself which one it needs.
     register_model_type(stock_type(str(config.get("model_type"))))
     auto = _auto_class_of(config)
-    with _told(folder):
+    with _one_line_errors(folder):
         return auto.from_pretrained(path).eval()
 
 
 def load_any(name: str, head: bool = True) -> Any:
-    """Load a converted folder, a stock folder or a hub id, with the head that it was saved with.
+    """Load a converted model or a base model, from a folder or the hub, with the head that it was saved with.
 
     Args:
         head: False where the head is not used: then it may be new, and a pooler too.
@@ -117,7 +117,7 @@ def load_any(name: str, head: bool = True) -> Any:
 
 
 def _auto_class_of(config: dict) -> Any:
-    """The host's AutoModel class for a saved folder, found from its head (``AttnExtRobertaForMaskedLM``)."""
+    """Return the AutoModel class of a saved folder, by its head (``AttnExtRobertaForMaskedLM``)."""
     import transformers
 
     return getattr(transformers, names_of(config).auto_class, None) or transformers.AutoModel
@@ -137,8 +137,8 @@ def _check_local(name: str) -> None:
 
 
 @contextlib.contextmanager
-def _told(name: str, what: str = "") -> Iterator[None]:
-    """Turn the host's many-line loading errors into one line that names the model."""
+def _one_line_errors(name: str, what: str = "") -> Iterator[None]:
+    """Turn Transformers' loading errors of many lines into one line that names the model."""
     from safetensors import SafetensorError
 
     try:

@@ -62,7 +62,7 @@ def check_folder(folder: str | Path) -> tuple[Path, dict]:
     if not isinstance(config.get("attn_ext"), dict):
         model_type = config.get("model_type")
         raise AttnExtError(
-            f"folder {str(folder)!r} holds a stock model (model type {model_type!r}), not a converted one; "
+            f"folder {str(folder)!r} holds a base model (model type {model_type!r}), not a converted one; "
             "convert it first: hf-attn-ext convert"
         )
     return path, config

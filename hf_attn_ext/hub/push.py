@@ -60,7 +60,7 @@ def push_to_hub(
         private: whether a new repository is private; None takes the account's default.
         token: an access token; None takes the one stored by ``hf auth login`` or in ``HF_TOKEN``.
         commit_message: the commit's first line.
-        base_model: the stock model's hub id, for the card.
+        base_model: the base model's hub id, for the card.
         card: the text of README.md; None writes one from the model's configuration, without measured numbers.
 
     Returns:

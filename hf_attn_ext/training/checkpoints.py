@@ -26,7 +26,7 @@ class LoopState:
 
     Attributes:
         step: steps done.
-        best_step: the step of the best evaluation so far, and its ``best_score`` (higher is better) and
+        best_step: the step of the best evaluation so far, with ``best_score`` (higher is better) and
             ``best_metrics``.
         window: sums of the training losses since the last line in the journal.
         units: what those sums are divided by.

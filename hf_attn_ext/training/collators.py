@@ -97,7 +97,7 @@ class MaskCollator:
         """Make a batch: ``input_ids``, ``position_ids``, ``attention_mask``, ``labels``, int64 (B, N).
 
         Labels stand where the prediction is made. Where the model's loss would shift them, ``shift_labels`` are given
-        too, the same ones, which the host's loss then takes as they are.
+        too, the same ones, which Transformers' loss then takes as they are.
 
         Raises:
             AttnExtError: an item without ``input_ids`` or without a token, with ids that are no whole numbers, or with
@@ -166,13 +166,13 @@ class BlockTwoStreamCollator(MaskCollator):
 
     Args:
         tokenizer: needs a mask token; :func:`hf_attn_ext.add_mask_token` gives it one.
-        model: as for :class:`MaskCollator`; its mask says the options below, where it is given.
+        model: as for :class:`MaskCollator`; if given, the options below default to those of its mask.
         block_size, context, starts: as for the mask.
         max_length, pad_to_max_length, unlabelled: as for :class:`MaskCollator`.
 
     Raises:
-        AttnExtError: no mask token, a model without this mask, options that differ from its, or more tokens than the
-            model has positions.
+        AttnExtError: no mask token, a model without this mask, options other than the mask's, or more
+            tokens than the model has positions.
 
     Example:
         >>> hax.set_mask(model, "block_two_stream", block_size=4)  # doctest: +SKIP
@@ -244,12 +244,13 @@ class ButterflyCollator(MaskCollator):
 
     Args:
         tokenizer: needs no mask token.
-        model: as for :class:`MaskCollator`; its mask says the window, where it is given.
+        model: as for :class:`MaskCollator`; if given, the window defaults to that of its mask.
         window: as for the mask.
         max_length, pad_to_max_length, unlabelled: as for :class:`MaskCollator`.
 
     Raises:
-        AttnExtError: a model without this mask, another window than its, or more tokens than the model has positions.
+        AttnExtError: a model without this mask, a window other than the mask's, or more tokens than the model has
+            positions.
 
     Example:
         >>> hax.set_mask(model, "butterfly")  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""``DistillConfig``: everything a distillation run is told, field by field.
+"""``DistillConfig``: the settings of a distillation run, field by field.
 
 The same dataclasses are read from YAML (:func:`hf_attn_ext.training.load_config`), changed on the command line (``--set
 section.field=value``), and built in Python. A field that does not exist, or has the wrong type, is an error that
@@ -23,7 +23,7 @@ class ModelConfig:
     """The teacher to start from.
 
     Attributes:
-        name: hub id or local folder of a stock (not converted) model.
+        name: hub id or local folder of a model that is not converted.
         tokenizer: hub id or folder of the tokenizer, where it is not the model's.
         revision: branch, tag or commit on the hub.
         dropout: overrides every dropout probability of the model's configuration; ``None`` keeps them.
@@ -58,7 +58,7 @@ class DataConfig:
         metric: what chooses the best checkpoint and what the gap is measured in; ``None``: the task's usual one.
         max_length: sequences are cut to this many tokens, special tokens included.
         packing: for language modelling: the texts are joined and cut into sequences of ``max_length`` tokens, which
-            reach over the borders of texts; ``False`` makes each text a sequence of its own, cut to ``max_length``.
+            cross the borders of texts; ``False`` makes each text a sequence of its own, cut to ``max_length``.
         borders: for language modelling: put the tokenizer's tokens for the beginning and the end around each text;
             ``False`` joins texts as they are, where they are the lines of a longer one (WikiText).
         text_unit: what one text of a .txt file is, a ``line`` or the whole ``file``; ``None``: the file for language
@@ -116,7 +116,7 @@ class TrainConfig:
         evaluate_every: steps between evaluations on held-out data; ``None``: ten times in the stage. The last step
             is always evaluated.
         checkpoint_every: steps between checkpoints; ``None``: at evaluations. A new best is always written.
-        keep_checkpoints: number of most recent checkpoints kept, beside the best.
+        keep_checkpoints: number of most recent checkpoints kept, in addition to the best.
         group_by_length: batches of sequences of similar length: less padding, same data.
     """
 
@@ -190,7 +190,7 @@ class Stage2Config(TaskConfig):
         feature_map_lr: peak learning rate of the feature maps; ``None``: ``lr``; 0 freezes them.
         distillation: share of the loss that follows the teacher's logits instead of the labels, 0 to 1
             (Kullback-Leibler divergence at ``temperature``; squared difference for regression). The logits of a
-            language model are too many to be kept: the teacher then runs beside the student, on the same batches.
+            language model are too many to store: the teacher then runs together with the student, on the same batches.
         temperature: both logits are divided by it before the softmax; the loss is multiplied by its square.
     """
 
@@ -217,7 +217,7 @@ class OutputConfig:
 
 @dataclasses.dataclass
 class TrackingConfig:
-    """Experiment trackers, beside ``metrics.jsonl``.
+    """Experiment trackers, in addition to ``metrics.jsonl``.
 
     Attributes:
         trackers: accelerate's names, such as ``[tensorboard, wandb]``; each must be installed.

@@ -109,7 +109,7 @@ def train(
     Raises:
         AttnExtError: a loss is not finite; a checkpoint is damaged; the reloaded best weights measure differently.
     """
-    set_seed(seed, device_specific=True)  # a dropout mask of its own for every process
+    set_seed(seed, device_specific=True)  # every process draws its own dropout masks
     order = TrainingOrder(
         data.lengths,
         config.batch_size,
@@ -168,7 +168,7 @@ def _one_step(
     for batch in batches:
         batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
         for name, value in stage.backward(batch, 1.0 / total, state.step).items():
-            # not read here: that would make the host wait for the device
+            # not read here: that would make the CPU wait for the device
             state.window[name] = state.window.get(name, 0.0) + value
     stage.finish_gradients(config.max_grad_norm)
     stage.optimizer.step()

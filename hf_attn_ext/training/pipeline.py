@@ -15,7 +15,7 @@ import torch
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import broadcast, set_seed
 from torch import nn
-from transformers.utils import logging as host_logging
+from transformers.utils import logging as transformers_logging
 
 from hf_attn_ext._util.files import new_folder, read_json, remove_folder, write_json
 from hf_attn_ext.config import AttnExtConfig
@@ -66,7 +66,7 @@ def distill(
 
     Args:
         config: a :class:`DistillConfig`, nested dictionaries, or a YAML file.
-        trackers: objects of accelerate's ``GeneralTracker``, beside those that ``config.tracking`` names.
+        trackers: objects of accelerate's ``GeneralTracker``, in addition to those that ``config.tracking`` names.
 
     Returns:
         :class:`DistillResult`, the same on every process.
@@ -86,22 +86,22 @@ def distill(
     accelerator = make_accelerator(config, trackers)
     folder = RunFolder.open(config, accelerator)
     if not folder.results.is_file():
-        with _host_bars_off():
+        with _no_loading_bars():
             _Run(config, folder).run()
     folder.tidy()
     return DistillResult(folder.root, folder.model, read_json(folder.results))
 
 
 @contextlib.contextmanager
-def _host_bars_off() -> Iterator[None]:
-    """No bars of the host for every model that is read or written: a run has its own."""
-    shown = host_logging.is_progress_bar_enabled()
-    host_logging.disable_progress_bar()
+def _no_loading_bars() -> Iterator[None]:
+    """Hide Transformers' progress bars for loading and saving; a run has its own bars."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            host_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()
 
 
 class _Run:
@@ -120,7 +120,7 @@ class _Run:
         self.teacher = open_teacher(config.model, self.data, max(config.data.max_length, stage1_length(config)))
         self.inputs = encode_all(config, self.data, texts, self.tokenizer)
         for split in self.inputs:
-            check_fits(self.teacher.host_config, config.model.name, split)
+            check_fits(self.teacher.base_config, config.model.name, split)
         drawn = np.random.default_rng([config.data.split_seed, 6]).permutation(len(self.inputs.stage1_held_out))
         self.stage1_rows = drawn[: config.stage1.eval_sequences]
 
@@ -270,7 +270,7 @@ class _Run:
     ) -> tuple[nn.Module, dict[str, torch.Tensor], dict[str, float]]:
         """Fine-tune ``model``; return it, its whole state dict, and the best validation metrics."""
         if self.config.model.activation_checkpointing:
-            # the host renamed it; the old name goes in its next major release
+            # Transformers renamed it; the old name is removed in its next major release
             old = getattr(model, "gradient_checkpointing_enable", None)
             getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
         maps = [] if name == "teacher" else [layer.feature_map for layer in converted_layers(model)]

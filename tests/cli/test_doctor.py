@@ -50,7 +50,7 @@ def test_a_converted_folder_is_described(run, converted):
 
 
 def test_folders_that_are_not_sound(run, converted, masked_lm, tmp_path):
-    assert "stock model" in run("doctor", masked_lm).mistake()
+    assert "base model" in run("doctor", masked_lm).mistake()
     assert "'no-such'" in run("doctor", "no-such").mistake()
     weights = converted / "model.safetensors"
     content = weights.read_bytes()

@@ -32,7 +32,7 @@ def test_a_dry_run_lists_names_sizes_and_digests_and_sends_nothing(run, converte
 def test_mistakes(run, converted, masked_lm, tmp_path):
     assert "'no-such'" in run("push", "no-such", "me/it", "--dry-run").mistake()
     assert "'me/a b'" in run("push", converted, "me/a b", "--dry-run").mistake()
-    assert "stock model" in run("push", masked_lm, "me/it", "--dry-run").mistake()
+    assert "base model" in run("push", masked_lm, "me/it", "--dry-run").mistake()
     weights = converted / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     assert str(weights) in run("push", converted, "me/it", "--dry-run").mistake()
@@ -119,5 +119,5 @@ def test_card_mistakes_keep_the_old_card(run, converted, masked_lm, tmp_path):
     assert str(bad) in run("card", converted, "--results", bad).mistake()
     assert "no-such.json" in run("card", converted, "--results", tmp_path / "no-such.json").mistake()
     assert "no-such/card.md" in run("card", converted, "--out", tmp_path / "no-such" / "card.md").mistake()
-    assert "stock model" in run("card", masked_lm).mistake()
+    assert "base model" in run("card", masked_lm).mistake()
     assert (converted / "README.md").read_text() == "old"

@@ -74,7 +74,7 @@ def test_a_weight_file_that_the_manifest_names_but_that_is_gone(tmp_path):
 def test_a_stock_models_folder_is_refused(tmp_path):
     folder = converted_folder(tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": "roberta"}))
-    assert "stock model (model type 'roberta')" in _message(folder)
+    assert "base model (model type 'roberta')" in _message(folder)
 
 
 def test_missing_folder_and_broken_config_are_named(tmp_path):

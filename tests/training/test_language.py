@@ -222,7 +222,9 @@ def test_standard_errors_are_over_sequences():
     wanted = rows[:, 0].std() / 100 / 400**0.5
     assert errors["loss"] == pytest.approx(wanted, rel=0.15)
     assert errors["perplexity"] == pytest.approx(wanted * math.exp(3), rel=0.2)
-    assert metrics.difference_error(None, rows, [*rows, [5, 0]], LANGUAGE, "loss") == pytest.approx(0, abs=1e-12)
+    assert metrics.difference_error(None, rows, rows + np.array([5, 0]), LANGUAGE, "loss") == pytest.approx(
+        0, abs=1e-12
+    )
 
 
 # -- the stage -----------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def convert(
     if isinstance(before, dict):
         raise AttnExtError(
             f"{model!r} is converted already (kernel {before.get('kernel')!r}, layers "
-            f"{before.get('layers') or 'all'}); convert the stock model instead"
+            f"{before.get('layers') or 'all'}); convert the base model instead"
         )
     loaded, missing = load_model(model)
     tokenizer = load_tokenizer(model)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A model's folder, converted or stock, or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A model's folder, converted or not, or a hub id.")],
     data: Annotated[str, typer.Option("--data", help="A csv, tsv, json, jsonl, txt or parquet file, or a hub id.")],
     split: Annotated[str, typer.Option("--split", help="The split of a hub data set.")] = "validation",
     text_column: Annotated[str | None, typer.Option("--text-column", help="Default: text.")] = None,

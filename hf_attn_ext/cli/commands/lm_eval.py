@@ -33,7 +33,7 @@ _MISTAKES = {
 
 
 def lm_eval(context: typer.Context) -> None:
-    """Evaluate a language model, converted or stock, with EleutherAI's lm-evaluation-harness.
+    """Evaluate a language model, converted or not, with EleutherAI's lm-evaluation-harness.
 
     All arguments go to the harness unchanged: `hf-attn-ext lm-eval --model hf --model_args pretrained=FOLDER --tasks
     NAME`. Its own help: `hf-attn-ext lm-eval run --help`. It comes with `pip install "hf-attn-ext[lm-eval]"`.
@@ -133,7 +133,7 @@ def _check_model(name: str, options: dict[str, Any], code: bool) -> None:
 
 
 def _check_tokenizer(folder: Path) -> None:
-    """Without one the host makes an empty tokenizer, every text is empty, and every perplexity 1."""
+    """Check for a tokenizer: without one Transformers makes an empty one, and every perplexity is 1."""
     from hf_attn_ext.hub.files import TOKENIZER_FILES
 
     if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):

@@ -13,7 +13,7 @@ from hf_attn_ext.errors import AttnExtError
 
 def probe(
     model: Annotated[
-        str | None, typer.Argument(help="A model's folder, converted or stock, or a hub id; or in the YAML file.")
+        str | None, typer.Argument(help="A model's folder, converted or not, or a hub id; or set in the YAML file.")
     ] = None,
     more: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="More files of texts.")] = None,
     texts: Annotated[

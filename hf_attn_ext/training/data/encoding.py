@@ -183,7 +183,7 @@ class Collator:
 
 
 def model_inputs(batch: dict[str, torch.Tensor], causal: bool = False) -> dict[str, Any]:
-    """Return what the model's ``forward`` takes of a batch; a causal model is told to keep no cache."""
+    """Return what the model's ``forward`` takes of a batch; a causal model gets ``use_cache=False``."""
     inputs = {name: batch[name] for name in MODEL_INPUTS if name in batch}
     return {**inputs, "use_cache": False} if causal else inputs
 

@@ -102,7 +102,7 @@ def evaluate_task(
     """Return the metrics of a model on labelled examples, or the perplexity of a language model.
 
     Args:
-        model: gives ``logits``; stock or converted.
+        model: returns ``logits``; converted or not.
         data: encoded examples, with labels if the task has any.
         collate: makes batches.
         task: ``classification``, ``regression`` or ``language_modeling``.
@@ -220,9 +220,9 @@ class TaskStage:
             return distillation_loss(logits, teacher, self.task, self.temperature)
         with torch.no_grad(), self.accelerator.autocast():
             teacher = self.teacher(**model_inputs(batch, causal=True)).logits
-        # of every token that has a next one: where that one is padding, there is nothing to say
-        places = predicted_tokens(batch["attention_mask"])
-        return distillation_loss(logits[places], teacher[places], self.task, self.temperature)
+        # only tokens that are followed by a real token: a padding token is not predicted
+        predicted = predicted_tokens(batch["attention_mask"])
+        return distillation_loss(logits[predicted], teacher[predicted], self.task, self.temperature)
 
     def finish_gradients(self, max_norm: float) -> None:
         """Complete the gradients of a step: sum over processes where needed, then clip."""
@@ -255,7 +255,7 @@ class TaskStage:
         self.accelerator.load_state(str(folder))
 
     def release(self) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Return the plain model and its whole state dict, and let go of the wrappers."""
+        """Return the plain model and its whole state dict, and release the wrappers."""
         state = self.accelerator.get_state_dict(self.model)
         model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         self.model = self.optimizer = self.teacher = None

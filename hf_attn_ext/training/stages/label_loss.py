@@ -17,8 +17,8 @@ from hf_attn_ext.integration.masking.layouts import IGNORED
 class LabelLoss:
     """Cross-entropy of the logits with labels that are not shifted, as the collators here lay them out.
 
-    For ``Trainer(compute_loss_func=...)``. The host's own ``label_smoothing_factor`` shifts the labels of a causal
-    language model, whatever the batch says; this takes its place.
+    For ``Trainer(compute_loss_func=...)``. Transformers' own ``label_smoothing_factor`` shifts the labels of a causal
+    language model, whatever the batch says; use this instead.
 
     Args:
         label_smoothing: the part of every target that is spread evenly over the vocabulary, from 0 to below 1.
@@ -41,7 +41,7 @@ class LabelLoss:
         """Return the mean over the labels, or their sum over ``num_items_in_batch``.
 
         Args:
-            outputs: of the model; its ``logits`` are (B, N, V).
+            outputs: of the model; their ``logits`` are (B, N, V).
             labels: int64 (B, N), -100 where there is none.
             num_items_in_batch: labels in all micro-batches and processes together.
 

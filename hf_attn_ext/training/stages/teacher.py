@@ -1,4 +1,4 @@
-"""Open the teacher: a stock classifier or language model, its tokenizer, and how its classes meet the data's."""
+"""Open the teacher, a classifier or language model, and its tokenizer; match its classes with the data's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def _opened(action: Callable[[], T], what: str) -> T:
-    """Run ``action``; what the host raises for a wrong name or a broken file becomes one line."""
+    """Run ``action``; what Transformers raises for a wrong name or a broken file becomes one line."""
     try:
         return action()
     except AttnExtError:
@@ -40,7 +40,7 @@ def _opened(action: Callable[[], T], what: str) -> T:
 
 
 def auto_class(task: str) -> Any:
-    """Return the host's class that opens a model for the task."""
+    """Return the AutoModel class of a task."""
     return AutoModelForCausalLM if task == LANGUAGE else AutoModelForSequenceClassification
 
 
@@ -52,7 +52,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
             f"field 'model.{'tokenizer' if config.tokenizer else 'name'}': folder {name!r} does not exist"
         )
     tokenizer = _opened(lambda: AutoTokenizer.from_pretrained(name, revision=config.revision), f"tokenizer of {name!r}")
-    # Where the files are missing, the host makes a tokenizer that knows no word, and every text becomes unknowns.
+    # Where the files are missing, Transformers makes a tokenizer without words, and every text becomes unknown tokens.
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise AttnExtError(f"{name!r} has no tokenizer (no vocabulary); save one there, or set model.tokenizer")
     return tokenizer
@@ -63,13 +63,13 @@ class Teacher:
     """How to open the teacher.
 
     Attributes:
-        host_config: the transformers configuration, with the task's labels in it.
+        base_config: the transformers configuration, with the task's labels in it.
         head_trained: the checkpoint has a classifier or a language-model head already; else the head is new.
         task: what the model is opened for.
     """
 
     config: ModelConfig
-    host_config: Any
+    base_config: Any
     head_trained: bool
     task: str
 
@@ -85,7 +85,7 @@ class Teacher:
         try:
             model = _opened(
                 lambda: auto_class(self.task).from_pretrained(
-                    name, config=self.host_config, revision=revision, dtype=torch.float32
+                    name, config=self.base_config, revision=revision, dtype=torch.float32
                 ),
                 f"model {name!r}",
             )
@@ -113,66 +113,66 @@ def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teache
     name = config.name
     if _looks_local(name) and not Path(name).is_dir():
         raise AttnExtError(f"field 'model.name': folder {name!r} does not exist")
-    host = _opened(lambda: AutoConfig.from_pretrained(name, revision=config.revision), f"model {name!r}")
-    if getattr(host, "attn_ext", None) is not None:
-        raise AttnExtError(f"field 'model.name': {name!r} is converted already; the teacher must be a stock model")
-    _check_length(host, name, max_length)
+    base_config = _opened(lambda: AutoConfig.from_pretrained(name, revision=config.revision), f"model {name!r}")
+    if getattr(base_config, "attn_ext", None) is not None:
+        raise AttnExtError(f"field 'model.name': {name!r} is converted already; the teacher must be a base model")
+    _check_length(base_config, name, max_length)
     if config.dropout is not None:
-        for field, value in host.to_dict().items():
+        for field, value in base_config.to_dict().items():
             if "dropout" in field and isinstance(value, float):
-                setattr(host, field, config.dropout)
+                setattr(base_config, field, config.dropout)
     labels = data.labels
-    architectures = host.architectures or []
+    architectures = base_config.architectures or []
     if labels.task == LANGUAGE:
-        tied = bool(architectures) and bool(getattr(host, "tie_word_embeddings", False))
-        return Teacher(config, host, tied or any(is_language_model(entry) for entry in architectures), LANGUAGE)
+        tied = bool(architectures) and bool(getattr(base_config, "tie_word_embeddings", False))
+        return Teacher(config, base_config, tied or any(is_language_model(entry) for entry in architectures), LANGUAGE)
     head_trained = any("ForSequenceClassification" in entry for entry in architectures)
-    _align_classes(host, data, head_trained)
-    return Teacher(config, host, head_trained, labels.task)
+    _align_classes(base_config, data, head_trained)
+    return Teacher(config, base_config, head_trained, labels.task)
 
 
-def _align_classes(host: PreTrainedConfig, data: TaskData, head_trained: bool) -> None:
+def _align_classes(base_config: PreTrainedConfig, data: TaskData, head_trained: bool) -> None:
     """Renumber the data's labels to a trained head's classes, or give a new head the data's classes."""
     labels = data.labels
     if head_trained:
-        order = match_teacher(labels, {int(i): str(label) for i, label in host.id2label.items()})
+        order = match_teacher(labels, {int(i): str(label) for i, label in base_config.id2label.items()})
         if order != list(range(len(order))):
             for split in {id(s): s for s in (data.train, data.validation, data.test)}.values():
                 split.labels = torch.tensor(order)[torch.from_numpy(split.labels)].numpy()
     else:
-        host.num_labels = labels.num_outputs
-        host.problem_type = "regression" if labels.task == "regression" else "single_label_classification"
+        base_config.num_labels = labels.num_outputs
+        base_config.problem_type = "regression" if labels.task == "regression" else "single_label_classification"
         names = labels.names if labels.task == "classification" and not labels.generic else []
         if names:
-            host.id2label = dict(enumerate(names))
-            host.label2id = {label: i for i, label in enumerate(names)}
+            base_config.id2label = dict(enumerate(names))
+            base_config.label2id = {label: i for i, label in enumerate(names)}
 
 
 def is_language_model(class_name: str) -> bool:
-    """Whether a class of the host's (or of ours) is a causal language model, from its name."""
+    """Return whether a class is a causal language model, by its name."""
     return class_name.endswith(("LMHeadModel", "ForCausalLM"))
 
 
 def check_causal(model: torch.nn.Module, name: str) -> None:
-    """Raise AttnExtError for a model whose tokens see those behind them: its "perplexity" would mean nothing."""
+    """Raise AttnExtError for a model that is not causal: its perplexity would mean nothing."""
     modules = [module for _, module in attention_modules(model)]
     if modules and not any(map(is_causal, modules)):
         raise AttnExtError(
-            f"model {name!r} ({model.config.model_type}) is not causal: its tokens see those they should predict. "
+            f"model {name!r} ({model.config.model_type}) is not causal: its tokens see those that they predict. "
             "task: language_modeling needs a decoder, such as gpt2"
         )
 
 
-def check_fits(host: Any, name: str, encoded: EncodedSplit) -> None:
+def check_fits(base_config: Any, name: str, encoded: EncodedSplit) -> None:
     """Raise AttnExtError for texts that the model has no embeddings for: a token id or a position out of range.
 
     Args:
-        host: the model's transformers configuration.
+        base_config: the model's configuration.
         name: what the message calls the model.
         encoded: the tokenised texts.
     """
     largest, longest = int(encoded.ids.max()), int(encoded.lengths.max())
-    vocabulary, positions = getattr(host, "vocab_size", None), configured_max_tokens(host)
+    vocabulary, positions = getattr(base_config, "vocab_size", None), configured_max_tokens(base_config)
     if vocabulary is not None and largest >= vocabulary:
         raise AttnExtError(
             f"this tokenizer is not that of model {name!r}: it gives the token id {largest}, and the model knows ids "
@@ -184,8 +184,8 @@ def check_fits(host: Any, name: str, encoded: EncodedSplit) -> None:
         )
 
 
-def _check_length(host: Any, name: str, max_length: int) -> None:
-    positions = configured_max_tokens(host)
+def _check_length(base_config: Any, name: str, max_length: int) -> None:
+    positions = configured_max_tokens(base_config)
     if positions is not None and max_length > positions:
         raise AttnExtError(f"max_length is {max_length}, but model {name!r} has only {positions} positions")
 

@@ -121,7 +121,7 @@ class TransferStage:
     The model is not wrapped for several processes: the maps' gradients are summed once a step in one buffer.
 
     Args:
-        model: a converted model; everything but its feature maps gets frozen.
+        model: a converted model; all other parameters than its feature maps are frozen.
         config: the ``stage1`` section.
         scales: from :func:`output_scales`.
         held_out: called for the held-out batches of this process.
@@ -209,8 +209,8 @@ class TransferStage:
         positions = torch.zeros(len(batch["index"]), limit, dtype=torch.int64)
         mask = torch.zeros(len(batch["index"]), limit, dtype=torch.bool)
         for row, (example, real) in enumerate(zip(batch["index"].tolist(), batch["attention_mask"].cpu(), strict=True)):
-            places = np.flatnonzero(real.numpy())
-            drawn = np.random.default_rng([self.seed, 5, step, example]).permutation(places)[:limit]
+            tokens = np.flatnonzero(real.numpy())
+            drawn = np.random.default_rng([self.seed, 5, step, example]).permutation(tokens)[:limit]
             positions[row, : len(drawn)] = torch.from_numpy(np.sort(drawn))
             mask[row, : len(drawn)] = True
         device = batch["index"].device
