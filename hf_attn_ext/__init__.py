@@ -10,7 +10,7 @@
 Importing the package registers the attention function and the model types ``attn_ext_<base>`` with transformers, once.
 The parts: :mod:`.hasse` (masks and the orders behind them), :mod:`.attention` (kernels and forms), :mod:`.integration`
 (transformers), :mod:`.training` (distillation, collators), :mod:`.inference` (whole blocks, scores from both sides),
-:mod:`.probe` (what heads compare), :mod:`.hub` (cards, uploads), :mod:`.cli` (``hf-attn-ext``).
+:mod:`.probe` (context similarity), :mod:`.hub` (cards, uploads), :mod:`.cli` (``hf-attn-ext``).
 """
 
 import importlib

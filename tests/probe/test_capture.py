@@ -155,10 +155,12 @@ def test_multiple_choice_counts_each_choice():
 
 def test_chosen_layers_and_heads_in_order():
     model = tiny.family_model("bert", num_hidden_layers=3)
-    with ContextSimilarityProbe(model, **MATRICES) as everything:
-        with ContextSimilarityProbe(model, layers=[2, 0], heads=1, **MATRICES) as some:
-            with ContextSimilarityProbe(model, layers="*.layer.1.*", **MATRICES) as named:
-                model(**tiny.inputs())
+    with (
+        ContextSimilarityProbe(model, **MATRICES) as everything,
+        ContextSimilarityProbe(model, layers=[2, 0], heads=1, **MATRICES) as some,
+        ContextSimilarityProbe(model, layers="*.layer.1.*", **MATRICES) as named,
+    ):
+        model(**tiny.inputs())
     assert torch.equal(some.matrices(2), everything.matrices(2)[:, 1:])
     assert torch.equal(named.matrices(1), everything.matrices(1))
     with pytest.raises(AttnExtError, match="no layer 1; it has 0, 2"):

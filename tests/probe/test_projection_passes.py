@@ -96,9 +96,11 @@ class Plain(nn.Module):
 
 
 def test_widths_are_compared_in_the_pass():
-    with ContextSimilarityProbe(Widths(), projections="*.back", num_heads=3, **MATRICES) as probe:
-        with pytest.raises(AttnExtError, match=r"blocks.1.back got 24 numbers a token and layer 0 12"):
-            probe.model(batch()["input_ids"])
+    with (
+        ContextSimilarityProbe(Widths(), projections="*.back", num_heads=3, **MATRICES) as probe,
+        pytest.raises(AttnExtError, match=r"blocks.1.back got 24 numbers a token and layer 0 12"),
+    ):
+        probe.model(batch()["input_ids"])
     assert not running_calls()
 
 

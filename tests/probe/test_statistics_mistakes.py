@@ -48,9 +48,12 @@ def test_wrong_uses_are_one_line(tokenizer):
             probe.statistics()
         with pytest.raises(AttnExtError, match="embeddings"):
             model(inputs_embeds=torch.zeros(1, 4, 16))
-    with pytest.warns(UserWarning, match="without a tokenizer"), ContextSimilarityProbe(model) as bare:
-        with pytest.raises(AttnExtError, match="needs the model's tokenizer"):
-            bare.feed(texts)
+    with (
+        pytest.warns(UserWarning, match="without a tokenizer"),
+        ContextSimilarityProbe(model) as bare,
+        pytest.raises(AttnExtError, match="needs the model's tokenizer"),
+    ):
+        bare.feed(texts)
     with ContextSimilarityProbe(model, tokenizer, keep="matrices") as matrices:
         matrices.feed(texts)
     with pytest.raises(AttnExtError, match="keeps no statistics"):

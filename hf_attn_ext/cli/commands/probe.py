@@ -1,4 +1,4 @@
-"""``hf-attn-ext probe``: what every head compares, over files of texts, as tables, figures and one report."""
+"""``hf-attn-ext probe``: the context similarity of every head, over files of texts, as tables, figures and a report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def probe(
         list[str] | None, typer.Option("--set", help="field=value of the YAML file, wins over it; repeatable.")
     ] = None,
 ) -> None:
-    """Measure what every attention head compares, over a corpus.
+    """Measure the context similarity of every attention head over a corpus.
 
     Writes statistics.json, statistics.parquet, figures/ and report.html. A run that was stopped goes on where it was
     when the same command is given again. Two processes on a CPU:
