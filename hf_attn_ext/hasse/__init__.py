@@ -1,12 +1,12 @@
-"""The ground floor: what a mask lets flow, the order behind it, and masks derived from families of tasks.
+"""Masks: their information flow, the partial order behind them, and masks derived from task families.
 
-Knows torch, numpy and networkx, and nothing of models.
+Imports torch, numpy and networkx (matplotlib in ``drawing``); models and Transformers do not belong here.
 
-    information_flow(mask, num_layers)       which output sees which input after some layers
-    Poset.from_mask(mask)                    the order behind a mask, its diagram, its chains
-    minimal_joint_task([Task(...), ...])     the smallest task that holds a whole family
-    chain_decomposition(masks.butterfly(8))          what is seen as chains, and how far along each every position sees
-    masks.butterfly(8)                       masks in closed form, with position ids, roles and labels
+    information_flow(mask, num_layers)        which output depends on which input after some layers
+    Poset.from_mask(mask)                     the partial order behind a mask, its Hasse diagram and chain decomposition
+    minimal_joint_task([Task(...), ...])      the smallest task that contains a whole task family
+    chain_decomposition(masks.butterfly(8))   chains, and how far each position sees along them
+    masks.butterfly(8)                        masks in closed form, with position ids, roles and labels
 """
 
 from . import masks
