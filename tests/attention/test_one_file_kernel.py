@@ -102,7 +102,7 @@ def test_mistakes_are_named(toy, capsys, words, said):
 def test_the_shared_tests_run_it(toy):
     """In a process of their own, whose table of kernels is made after the import."""
     words = ["-m", "pytest", "-v", "-p", "toy_kernel", "-p", "no:cacheprovider", "-k", "toy"]
-    done = in_a_fresh_process(*words, "tests/attention/test_feature_maps.py", folder=toy)
+    done = in_a_fresh_process(*words, "tests/attention/feature_maps/test_feature_maps.py", folder=toy)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test_gram_matrix_is_positive_semidefinite[toy] PASSED" in done.stdout
     assert "test_gradients_reach_every_parameter[toy-quartic] PASSED" in done.stdout

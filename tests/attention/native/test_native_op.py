@@ -22,10 +22,9 @@ from hf_attn_ext.attention.feature_maps.flexformer_p import FlexformerP
 from hf_attn_ext.attention.native import library
 from hf_attn_ext.attention.native.operators import softmax_attention, softmax_attention_backward
 from hf_attn_ext.errors import AttnExtError
-
-from ..kernels import build
-from ..test_causal import outputs_and_gradients
-from ..test_forms import inputs, random_padding
+from tests.attention.kernels import build
+from tests.attention.ops.test_causal import outputs_and_gradients
+from tests.attention.ops.test_forms import inputs, random_padding
 
 
 def feature_map_of(heads, head_dim, num_features=5, **options):

@@ -16,10 +16,10 @@ from hf_attn_ext.attention.ops.order.product import order_product
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec, Poset, Task, masks
 from hf_attn_ext.hasse.decomposition import chain_decomposition
+from tests.attention.kernels import KERNELS, build
 
-from ..kernels import KERNELS, build
-from ..test_forms import inputs, random_padding
 from .orders import SPECS, dense, orders
+from .test_forms import inputs, random_padding
 from .ways import WAYS, results, taking
 
 

@@ -5,10 +5,10 @@ import torch
 
 from hf_attn_ext.attention import causal_attention, make_feature_map, naive_attention, two_stream_attention
 from hf_attn_ext.errors import AttnExtError
+from tests.attention.kernels import KERNELS, build
 
-from ..kernels import KERNELS, build
-from ..test_causal import outputs_and_gradients
-from ..test_forms import inputs
+from .test_causal import outputs_and_gradients
+from .test_forms import inputs
 
 SIZE, WIDTH = 5, 4  # tokens of a block, channels
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from hf_attn_ext.attention import attention_weights, linear_attention, make_feature_map, naive_attention
 from hf_attn_ext.errors import AttnExtError
-
-from .kernels import KERNELS, build
+from tests.attention.kernels import KERNELS, build
 
 
 def inputs(batch, heads, length, head_dim, seed=0, spread=1.0):

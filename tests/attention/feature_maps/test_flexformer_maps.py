@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_attn_ext.attention import make_feature_map
-
-from .kernels import N, build, features, tokens
+from tests.attention.kernels import N, build, features, tokens
 
 
 def test_flexformer_n_contains_flexformer_s():

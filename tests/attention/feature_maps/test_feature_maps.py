@@ -16,8 +16,7 @@ from hf_attn_ext.attention import (
     make_feature_map,
     naive_attention,
 )
-
-from .kernels import KERNELS, TABLE, D, N, build, features, tokens
+from tests.attention.kernels import KERNELS, TABLE, D, N, build, features, tokens
 
 NOTHING_RANDOM = ("cosformer", "elu", "polaformer", "uniform")
 

@@ -21,8 +21,8 @@ from hf_attn_ext.attention.ops.causal_product import causal_product
 from hf_attn_ext.attention.ops.order import order_attention as partial_order
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import masks
+from tests.attention.kernels import KERNELS, build
 
-from .kernels import KERNELS, build
 from .test_forms import inputs, random_padding
 
 

@@ -16,8 +16,7 @@ from hf_attn_ext.attention import (
     naive_attention,
 )
 from hf_attn_ext.errors import AttnExtError
-
-from .kernels import build, features, tokens
+from tests.attention.kernels import build, features, tokens
 
 
 def test_elu_is_linear_attention_as_published():
