@@ -94,7 +94,7 @@ def _checked(hint: Any, value: Any, where: str, dotted: str) -> Any:
     raise _ill_typed(hint, value, where, dotted)
 
 
-def _checked_literal(args: tuple, value: Any, where: str, dotted: str) -> Any:
+def _checked_literal(args: tuple[Any, ...], value: Any, where: str, dotted: str) -> Any:
     if value is False and "no" in args:
         return "no"  # YAML reads an unquoted no as false
     if value in args and type(value) in {type(arg) for arg in args}:
@@ -104,7 +104,7 @@ def _checked_literal(args: tuple, value: Any, where: str, dotted: str) -> Any:
     raise AttnExtError(f"{where}: field {dotted!r} must be one of {allowed}, got {value!r}.{nearest}")
 
 
-def _checked_union(args: tuple, value: Any, where: str, dotted: str, hint: Any) -> Any:
+def _checked_union(args: tuple[Any, ...], value: Any, where: str, dotted: str, hint: Any) -> Any:
     if value is None and type(None) in args:
         return None
     options = [arg for arg in args if arg is not type(None)]
@@ -132,7 +132,7 @@ def _ill_typed(hint: Any, value: Any, where: str, dotted: str) -> AttnExtError:
 class _Loader(yaml.SafeLoader):
     """YAML as people write it: ``1e-3`` is a number, and a field given twice is an error."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

@@ -8,5 +8,6 @@ import sys
 def execute_package() -> None:
     """Execute ``hf_attn_ext/__init__.py`` unless that has happened; it imports torch and transformers."""
     package = sys.modules[__name__.partition(".")[0]]
-    if not hasattr(package, "__all__"):
-        package.__spec__.loader.exec_module(package)
+    spec = package.__spec__
+    if not hasattr(package, "__all__") and spec is not None and spec.loader is not None:
+        spec.loader.exec_module(package)

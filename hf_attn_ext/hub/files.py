@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from hf_attn_ext._util.files import read_json_object, sha256
 from hf_attn_ext.errors import AttnExtError
@@ -47,7 +48,7 @@ class UploadFile:
     sha256: str
 
 
-def check_folder(folder: str | Path) -> tuple[Path, dict]:
+def check_folder(folder: str | Path) -> tuple[Path, dict[str, Any]]:
     """Return ``(path, config)`` of a converted model's folder.
 
     Raises:
@@ -94,7 +95,7 @@ def files_to_upload(folder: str | Path) -> list[UploadFile]:
     return files
 
 
-def _shim_files(config: dict) -> set[str]:
+def _shim_files(config: dict[str, Any]) -> set[str]:
     """The code files that ``config.auto_map`` refers to, such as ``modeling_attn_ext.py``."""
     names = set()
     for reference in (config.get("auto_map") or {}).values():
@@ -131,6 +132,6 @@ def _check_manifest(path: Path, files: list[UploadFile]) -> None:
             )
 
 
-def _manifest_digests(manifest: dict) -> dict[str, str]:
+def _manifest_digests(manifest: dict[str, Any]) -> dict[str, str]:
     files = manifest.get("files", {})
     return {name: entry["sha256"] if isinstance(entry, dict) else entry for name, entry in files.items()}

@@ -84,7 +84,7 @@ class CheckpointStore:
         stage.save_state(temporary)
         torch.save(_random_states(), temporary / f"random-{self.accelerator.process_index}.pt")
         if self.accelerator.is_main_process:
-            window = {name: float(value) for name, value in state.window.items()}
+            window: dict[str, float | Tensor] = {name: float(value) for name, value in state.window.items()}
             write_json(temporary / "loop.json", dataclasses.asdict(dataclasses.replace(state, window=window)))
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:

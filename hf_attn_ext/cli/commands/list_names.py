@@ -42,7 +42,7 @@ def names_of(topic: str) -> list[str]:
     """Return the names of one topic: from its registry if the package is loaded, else from the files."""
     module, function, folder = _REGISTRIES[topic]
     if "hf_attn_ext.attention" in sys.modules:
-        return getattr(importlib.import_module(module), function)()
+        return list(getattr(importlib.import_module(module), function)())
     if folder is None:
         return list(runpy.run_path(str(_ROOT / "integration" / "model_types.py"))["FAMILIES"])
     return built_in_names(_ROOT / folder, ordered=topic == "statistics")

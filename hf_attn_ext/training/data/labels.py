@@ -176,13 +176,13 @@ def match_teacher(labels: Labels, id2label: dict[int, str], where: str = "data")
         )
     if labels.task == "regression" or labels.generic or all(n == f"LABEL_{i}" for i, n in id2label.items()):
         return list(range(labels.num_outputs))
-    theirs = {str(name).casefold(): i for i, name in id2label.items()}
+    numbers = {str(name).casefold(): i for i, name in id2label.items()}
     order = []
     for name in labels.names:
-        if name.casefold() not in theirs:
+        if name.casefold() not in numbers:
             raise AttnExtError(
                 f"field '{where}.labels': the labels don't match the teacher's: {name!r} is not among "
                 f"{', '.join(repr(id2label[i]) for i in sorted(id2label))}.{suggest(name, id2label.values())}"
             )
-        order.append(theirs[name.casefold()])
+        order.append(numbers[name.casefold()])
     return order
