@@ -21,12 +21,13 @@ from hf_attn_ext.training import BlockTwoStreamCollator
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".assets/mgm", help="a folder or a hub id of a causal language model")
     parser.add_argument("--block-size", type=int, default=4, help="tokens per pass")
-    parser.add_argument("--samples", type=int, default=96, help="texts that the model writes to learn from")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=48, help="texts that the model writes to learn from")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--new-tokens", type=int, default=48)
     options = parser.parse_args(arguments)
 
     torch.manual_seed(0)

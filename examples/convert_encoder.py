@@ -33,6 +33,7 @@ def hidden_states(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tor
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".assets/minilm-roberta", help="a folder or a hub id")
     parser.add_argument("--texts", type=Path, default=Path(".assets/reviews/validation.csv"), help="txt or csv")

@@ -30,6 +30,7 @@ def sentence_tasks(words: list[str]) -> list[Task]:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--words", default="the cat sat down", help="a sentence")
     parser.add_argument("--model", default=".assets/mgm", help="a decoder that attends by the mask")

@@ -35,6 +35,7 @@ def write_samples(name: str, folder: Path, count: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".assets/mgm", help="a folder or a hub id of a causal language model")
     parser.add_argument("--data", type=Path, help="a folder with texts; default: the model writes them")

@@ -58,6 +58,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".assets/minilm-roberta", help="a folder or a hub id")
     parser.add_argument(
@@ -81,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Suggest layers, convert the others, measure, and save."""
     name = options.model
     model, tokenizer = AutoModel.from_pretrained(name), AutoTokenizer.from_pretrained(name)
     texts = read_texts(options.texts, options.count)

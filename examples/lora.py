@@ -57,6 +57,7 @@ def train(model: torch.nn.Module, tokenizer, rows, options: argparse.Namespace) 
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".assets/minilm-roberta", help="a folder or a hub id")
     parser.add_argument(
@@ -83,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Convert, adapt, save, and open again."""
     set_seed(options.seed)
     name = options.model
     rows = read_rows(options.data, count=2000)

@@ -21,6 +21,7 @@ from hf_attn_ext.probe import ContextSimilarityProbe
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".assets/minilm-roberta", help="a folder or a hub id")
     parser.add_argument("--texts", type=Path, default=Path(".assets/reviews/test.csv"), help="a CSV file, column text")

@@ -23,6 +23,7 @@ from hf_attn_ext.training import ButterflyCollator, LabelLoss, accept_neighbour_
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".assets/minilm-roberta", help="a folder or a hub id of a masked model")
     parser.add_argument("--texts", type=Path, default=Path(".assets/reviews/train.csv"), help="a CSV file, column text")

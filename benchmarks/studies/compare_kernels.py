@@ -101,6 +101,7 @@ class Comparison:
         write_pages(self.pages, length, self.budget)
 
     def run(self, name: str, kernel: str, seed: int, **settings: Any) -> dict[str, Any]:
+        """Run one distillation in its own folder; return its results."""
         num_features = KERNELS[kernel][0] if kernel in KERNELS else 1
         config = {
             "model": {"name": str(self.folder / "teacher" / "teacher")},
@@ -116,6 +117,7 @@ class Comparison:
         return distill(DistillConfig.from_dict(config, where="comparison")).results
 
     def data(self) -> dict[str, Any]:
+        """Return the data section of a configuration."""
         return {
             "path": str(self.pages),
             **{split: f"{split}.csv" for split in ("train", "validation", "test")},
@@ -126,6 +128,7 @@ class Comparison:
         }
 
     def stage1(self, lr: float) -> dict[str, Any]:
+        """Return the section of stage 1."""
         return {
             "steps": self.budget["stage1"],
             "batch_size": self.budget["batch"],
@@ -136,6 +139,7 @@ class Comparison:
         }
 
     def stage2(self) -> dict[str, Any]:
+        """Return the section of stage 2."""
         steps = self.budget["stage2"]
         return {**STAGE2, "steps": steps, "evaluate_every": steps}
 
@@ -194,6 +198,7 @@ class Comparison:
         return float(min(losses, key=losses.get)) if losses else 0.0, losses
 
     def kernel(self, kernel: str, seeds: list[int]) -> dict[str, Any]:
+        """Return the results of one kernel over the seeds."""
         lr, losses = self.tuner.choose_lr(kernel)
         # stage 1 is measured on the validation split: here these are the test films, which chose nothing
         test = {**self.data(), "validation": "test.csv"}
@@ -273,6 +278,7 @@ def draw(report: dict[str, Any]) -> Figure:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the study."""
     parser = make_parser(__doc__)
     parser.add_argument("--lengths", default="128,512", help="of 128 and 512, with commas")
     parser.add_argument("--seeds", default="0,1,2")

@@ -43,6 +43,7 @@ def family_spec(spec: MaskSpec) -> MaskSpec:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the study."""
     parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence", help="the pictures' folder")
     parser.add_argument("--tokens", type=int, default=5, help="tokens of the text, at least 2")
@@ -54,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(tokens: int, out: Path) -> int:
+    """Draw the pictures and print whether each mask equals its closed form."""
     cases = {
         "causal": masks.causal(tokens),
         "block-two-stream": masks.block_two_stream(tokens, 2),

@@ -66,6 +66,7 @@ def questions(addresses: list[dict[str, Any]], count: int, passage: int, words: 
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> None:
+    """Write records as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     write_text(path, "".join(lines))
@@ -74,6 +75,7 @@ def write(path: Path, records: list[dict[str, Any]]) -> None:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the study."""
     parser = make_parser(__doc__)
     parser.add_argument("--words", type=int, default=1000, help="of an address, for the perplexity")
     parser.add_argument("--questions", type=int, default=400, help="at most")

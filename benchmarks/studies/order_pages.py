@@ -211,6 +211,7 @@ def agreement(spec: MaskSpec) -> float:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the study."""
     parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence", help="the pictures' folder")
     options = parser.parse_args(arguments)

@@ -176,6 +176,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the study."""
     parser = make_parser(__doc__)
     add_options(parser, "speeches")
     parser.add_argument("--shares", default="0.1,0.25,0.5", help="of heads to prune, with commas")
@@ -189,6 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the study with parsed options."""
     try:
         shares = [float(part) for part in options.shares.split(",")]
     except ValueError:

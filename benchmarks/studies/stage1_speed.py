@@ -144,6 +144,7 @@ def measure(
 
 
 def main() -> None:
+    """Parse the options and run the study."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".assets/minilm-roberta", help="folder or hub id of a stock encoder")
     parser.add_argument("--kernel", default="flexformer_p", choices=list_kernels())

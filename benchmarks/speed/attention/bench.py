@@ -42,7 +42,7 @@ class AttentionBench:
     lengths: Sequence[int] = LENGTHS
     kernels: Sequence[str] | None = None
     directions: Sequence[str] = DIRECTIONS
-    workload: Workload = Workload()
+    workload: Workload = dataclasses.field(default_factory=Workload)
     threads: int | None = None
     repeats: int = 15
     budget: float = 3.0

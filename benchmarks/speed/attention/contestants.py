@@ -103,6 +103,7 @@ class Sdpa(nn.Module):
         self.causal = causal
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return fused softmax attention, (B, H, N, d)."""
         return functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
 
 
@@ -120,6 +121,7 @@ class Eager(nn.Module):
             self.mask = torch.full(size, torch.finfo(q.dtype).min, dtype=q.dtype, device=q.device).triu_(1)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return softmax attention from its N x N weights, (B, H, N, d)."""
         weights = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5
         if self.mask is not None:
             weights = weights + self.mask
@@ -140,13 +142,15 @@ class Linear(nn.Module):
             self.double()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return linear attention, (B, H, N, d)."""
         with self.forms():
             return linear_attention(q, k, v, self.feature_map, causal=self.causal)
 
 
 def contestants(workload: Workload, kernels: Sequence[str] | None = None) -> list[Contestant]:
-    """Return everybody: sdpa, eager, performer-pytorch (marked absent where it isn't installed), ``kernels`` by family,
-    those that the native op computes here also without it.
+    """Return all contestants: sdpa, eager, performer-pytorch (marked absent where it isn't installed), and ``kernels``.
+
+    The kernels that the native op computes here take part a second time without it.
 
     Args:
         workload: sizes; widths are chosen for it.

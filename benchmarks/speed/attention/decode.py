@@ -50,7 +50,7 @@ class DecodeBench:
     contexts: Sequence[int] = CONTEXTS
     kernels: Sequence[str] = ("flexformer_p",)
     layers: int = 12
-    workload: Workload = Workload()
+    workload: Workload = dataclasses.field(default_factory=Workload)
     threads: int | None = None
     repeats: int = 15
     budget: float = 10.0
@@ -168,6 +168,7 @@ class StockDecoder(Decoder):
     """The stock model under sdpa with ``generate()``'s default cache, filled with random keys and values at once."""
 
     def fill(self, context: int) -> None:
+        """Read a context of that many tokens."""
         config = self.model.config
         missing = context - self.cache.get_seq_length()
         if missing <= 0:
@@ -179,6 +180,7 @@ class StockDecoder(Decoder):
             self.cache.update(keys, values, layer)
 
     def state_bytes(self) -> int:
+        """Return the bytes of the cache."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
 
 

@@ -37,6 +37,7 @@ class Operations:
         return Operations(*(factor * a for a in self.values()))
 
     def values(self) -> tuple[float, float, float]:
+        """Return products, exponentials and cosines."""
         return self.products, self.exponentials, self.cosines
 
 

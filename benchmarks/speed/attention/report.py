@@ -91,6 +91,7 @@ def _shortened(places: list[str]) -> str:
 
 
 def show_time(row: dict[str, Any]) -> str:
+    """Return milliseconds and their spread as text."""
     timing = row.get("seconds")
     if not timing:
         return "-"
@@ -106,6 +107,7 @@ def _peak(row: dict[str, Any]) -> str:
 
 
 def show_mebibytes(size: int) -> str:
+    """Return a size in MiB as text."""
     return f"{size / MIB:.3g}" if size < 100 * MIB else f"{size / MIB:,.0f}"
 
 
@@ -189,6 +191,7 @@ def decode_tables(report: Report) -> list[Table]:
 
 
 def make_table(title: str, columns: Iterable[str]) -> Table:
+    """Return an empty table with a first column for names."""
     table = Table(title=title)
     table.add_column("")
     for column in columns:
@@ -201,6 +204,7 @@ def _pair(cell: Callable[[Any], str], values: dict[str, Any]) -> str:
 
 
 def show_factor(value: float | None) -> str:
+    """Return a ratio as text."""
     return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
@@ -209,4 +213,5 @@ def _percent(value: float | None) -> str:
 
 
 def show_slope(value: dict[str, float] | None) -> str:
+    """Return a growth exponent as text."""
     return "-" if value is None else f"{value['slope']:.2f}"

@@ -121,6 +121,7 @@ def _in_a_child(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Answer requests from stdin until it ends."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # whatever a contestant prints goes to stderr
         for line in sys.stdin:

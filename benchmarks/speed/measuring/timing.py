@@ -27,6 +27,7 @@ class Timing:
 
     @property
     def median(self) -> float:
+        """Return the median of the seconds."""
         return statistics.median(self.seconds)
 
     @property

@@ -48,7 +48,7 @@ class OrderBench:
     masks: Sequence[str] = NAMES
     block_size: int = 8
     kernel: str = "flexformer_p"
-    workload: Workload = Workload()
+    workload: Workload = dataclasses.field(default_factory=Workload)
     threads: int | None = None
     repeats: int = 15
     budget: float = 3.0

@@ -46,6 +46,7 @@ class Ordered(Linear):
         plan_of(spec)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return linear attention over the order, (B, H, N, d)."""
         return linear_attention(q, k, v, self.feature_map, order=self.spec)
 
 
@@ -57,6 +58,7 @@ class MaskedSdpa(nn.Module):
         self.register_buffer("mask", spec.dense()[None, None])
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return fused attention with the dense mask, (B, H, N, d)."""
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
 
 

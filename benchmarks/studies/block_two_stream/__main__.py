@@ -110,6 +110,7 @@ def block_of(training: str) -> int | None:
 
 
 def run_folder(options: argparse.Namespace, attention: str, training: str, seed: int) -> Path:
+    """Return the folder of one run."""
     return Path(options.out) / attention / training / f"seed-{seed}"
 
 
@@ -210,6 +211,7 @@ def by_place(losses: np.ndarray, block: int) -> list[float | None]:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the study's options."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="sotu", choices=tuple(SIZES))
     parser.add_argument("--attention", default="softmax,flexformer_p", help="softmax and kernels, with commas")
@@ -279,6 +281,7 @@ def check(options: argparse.Namespace) -> tuple[list[str], list[int], list[int]]
 
 @report_errors
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the study."""
     options = build_parser().parse_args(arguments)
     attentions, blocks, seeds = check(options)
 

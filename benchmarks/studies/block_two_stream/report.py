@@ -58,6 +58,7 @@ def grouped(results: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[st
 
 
 def losses_of(runs: list[dict[str, Any]], name: str) -> list[float]:
+    """Return the loss of each run."""
     return [run[name]["loss"] for run in runs]
 
 

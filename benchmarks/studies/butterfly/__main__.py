@@ -193,6 +193,7 @@ def texts_of(options: argparse.Namespace) -> Any:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the study's options."""
     parser = make_parser(__doc__)
     parser.add_argument("--seeds", default="0", help="with commas; each is a run of everything")
     parser.add_argument("--layers", type=int, default=4)
@@ -232,6 +233,7 @@ def check(options: argparse.Namespace) -> list[int]:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the study."""
     options = build_parser().parse_args(arguments)
     seeds = check(options)
 

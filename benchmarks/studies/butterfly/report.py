@@ -61,6 +61,7 @@ def comparison(groups: dict[str, list[dict[str, Any]]], out: Path) -> dict[str, 
 
 
 def losses_of(runs: list[dict[str, Any]]) -> list[float]:
+    """Return the loss of each run."""
     return [run["pseudo"]["loss"] for run in runs]
 
 
@@ -90,6 +91,7 @@ def table(groups: dict[str, list[dict[str, Any]]], unigram: dict[str, Any], toke
 
 
 def legend(compared: dict[str, Any], groups: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> list[str]:
+    """Return the lines below the table."""
     few = groups["butterfly"][0]["passes"]["texts"]
     lines = [
         f"Held-out pieces of {options.context} tokens; batches of {options.batch_size}. Rate: the best of "

@@ -80,6 +80,7 @@ class Hybrids:
         return self.model
 
     def error(self, kept: tuple[int, ...]) -> float:
+        """Return the relative error of the hybrid whose layers ``kept`` keep softmax."""
         name = ",".join(map(str, sorted(kept)))
         if name not in self.errors:
             self.errors[name] = relative_error(hidden_states(self.converted(kept), self.data), self.expected)
@@ -263,6 +264,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the study."""
     parser = make_parser(__doc__)
     add_options(parser, "reviews")
     parser.add_argument("--seeds", default="0,1")
@@ -281,6 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the study with parsed options."""
     corpora = corpora_of(options.model, options.corpora, "reviews")
     options.keep = numbers_of(options.keep, "--keep")
     check_least(options, draws=1, choices=1)

@@ -28,6 +28,7 @@ class NextToken:
         self.plain = Collator(tokenizer, "language_modeling")
 
     def __call__(self, items: list[dict[str, Any]]) -> Batch:
+        """Return the batch of some sequences."""
         batch = self.plain(items)
         following = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)[:, 1:]
         batch["labels"] = nn.functional.pad(following, (0, 1), value=IGNORED)
@@ -42,6 +43,7 @@ class Blocks:
         self.blocks = BlockTwoStreamCollator(tokenizer, model)
 
     def __call__(self, items: list[dict[str, Any]]) -> Batch:
+        """Return the batch of some sequences."""
         batch = _with_targets(self.blocks(items), items, self.blocks.first_position)
         batch["labels"] = batch["labels"].masked_fill(batch["targets"] == 0, IGNORED)
         return batch
@@ -54,6 +56,7 @@ class BothSides:
         self.butterfly = ButterflyCollator(tokenizer, model)
 
     def __call__(self, items: list[dict[str, Any]]) -> Batch:
+        """Return the batch of some sequences."""
         return _with_targets(self.butterfly(items), items, self.butterfly.first_position)
 
 
@@ -75,9 +78,11 @@ class Masked:
         self.restart()
 
     def restart(self) -> None:
+        """Start the random masks again from the seed."""
         self.masker.generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
 
     def __call__(self, items: list[dict[str, Any]]) -> Batch:
+        """Return the batch of some sequences."""
         batch = self.plain(items)
         places = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])
         unreal = batch["attention_mask"] == 0

@@ -60,6 +60,7 @@ class Texts:
         return f"{len(self.tokenizer):,} words; {', '.join(parts)}"
 
     def named(self) -> list[tuple[str, Any]]:
+        """Return the three splits with their names."""
         return [(name, getattr(self, name)) for name in SPLITS]
 
 

@@ -89,15 +89,18 @@ class ObjectiveStage(TaskStage):
         self.evaluated = collate if evaluated is None else evaluated
 
     def units(self, batch: Batch) -> int:
+        """Return the number of predictions in a batch."""
         return int((batch["labels"] != IGNORED).sum())
 
     def backward(self, batch: Batch, scale: float, step: int) -> dict[str, Tensor]:
+        """Add the gradients of a batch; return its summed loss."""
         logits, labels = predictions(self.model, batch)
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         self.accelerator.backward(loss * scale)
         return {"loss": loss.detach()}
 
     def evaluate(self) -> dict[str, float]:
+        """Return the loss on held-out data."""
         losses = token_losses(self.model, self.held_out, self.evaluated, self.accelerator.device)
         return {"loss": float(np.nanmean(losses))}
 

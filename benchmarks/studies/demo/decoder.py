@@ -224,6 +224,7 @@ def reopened(
 
 
 def run(options: argparse.Namespace) -> int:
+    """Distil, reopen in a fresh process, and print; return 0, or 1 where the opened model differs."""
     from hf_attn_ext.hub.card import write_card
     from hf_attn_ext.training import distill
 
@@ -250,6 +251,7 @@ def run(options: argparse.Namespace) -> int:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the demo."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="sotu", help="sotu or mgm (embedded), a folder, or a hub id")
     parser.add_argument("--data", default=None, help="for another model: a folder with train.jsonl ..., or a hub id")

@@ -149,6 +149,7 @@ def gap_closed_error(folder: Path, config: Any, metric: str, resamples: int = 20
 
 
 def run(options: argparse.Namespace) -> int:
+    """Distil, reopen in a fresh process, and print; return 0, or 1 where the opened model differs."""
     from hf_attn_ext.hub.card import write_card
     from hf_attn_ext.training import distill
 
@@ -183,6 +184,7 @@ def run(options: argparse.Namespace) -> int:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the demo."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="minilm", help="minilm (embedded), a folder, or a hub id")
     parser.add_argument(

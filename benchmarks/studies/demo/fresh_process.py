@@ -26,6 +26,7 @@ TOLERANCE = 1e-4
 
 
 def add_set_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--set``, which overrides settings of the demo."""
     parser.add_argument(
         "--set",
         action="append",
@@ -36,6 +37,7 @@ def add_set_option(parser: argparse.ArgumentParser) -> None:
 
 
 def silence_transformers() -> None:
+    """Turn off the progress bars and messages of Transformers."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -180,6 +180,7 @@ class Run:
         return [self.tokenizer.cls_token_id, *row, self.tokenizer.sep_token_id]
 
     def first(self, length: int) -> list[list[int]]:
+        """Return the beginnings of all documents, ``length`` tokens with the special ones."""
         return [row[: length - 2] for row in self.documents]
 
     # -- what is measured --------------------------------------------------------------------------------------------
@@ -215,6 +216,7 @@ class Run:
         return self.embed("softmax-windows", "softmax", rows).reshape(len(self.documents), count, -1)
 
     def embed_first(self, kind: str, length: int, seed: int = 0) -> np.ndarray:
+        """Return the embeddings of the beginnings of all documents, (documents, width)."""
         if kind == "softmax" and length == self.window:
             return self.windows()[:, 0]
         name = f"{kind}-{seed}-{length}" if kind == "converted" else f"{kind}-{length}"
@@ -285,6 +287,7 @@ class Run:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the study."""
     parser = make_parser(__doc__)
     parser.add_argument("--longest", type=int, default=4096, help="tokens of a document")
     parser.add_argument("--documents", type=int, default=120, help="addresses of that length, at most; there are 187")
@@ -300,6 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the study with parsed options."""
     quiet()
     seeds = options.seeds = seeds_of(options.seeds)
     check_least(options, documents=1, sentences=1, steps=1)

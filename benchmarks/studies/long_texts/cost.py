@@ -26,12 +26,14 @@ REPEATS, BUDGET = 7, 5.0  # counted passes at most; seconds of them
 
 
 def open_model(folder: str) -> torch.nn.Module:
+    """Open the encoder of a folder, to be evaluated."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     return AutoModel.from_pretrained(folder).eval()  # the stock one attends with sdpa, the host's default
 
 
 def forward(model: torch.nn.Module, length: int, precision: str) -> None:
+    """Run one forward pass over ``length`` tokens."""
     vocabulary = model.config.vocab_size
     ids = torch.arange(length)[None] * 7919 % (vocabulary // 2) + vocabulary // 2  # no special tokens there
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
@@ -46,6 +48,7 @@ def peak(folder: str, length: int, precision: str) -> int:
 
 
 def main(softmax: str, converted: str, lengths: str, precision: str) -> None:
+    """Measure both models at all lengths; print JSON."""
     folders = {"softmax": softmax, "converted": converted}
     # forked before anything is computed here: the children find everything imported
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")

@@ -50,10 +50,12 @@ def bag_of_words(rows: list[list[int]]) -> np.ndarray:
 
 
 def root_mean_square(targets: np.ndarray, predicted: np.ndarray) -> float:
+    """Return the root of the mean squared error."""
     return float(np.sqrt(np.mean((predicted - targets) ** 2)))
 
 
 def pearson(targets: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Pearson's correlation; 0 for constant predictions."""
     if np.ptp(predicted) == 0:
         return 0.0  # a constant knows nothing
     return float(np.corrcoef(targets, predicted)[0, 1])

@@ -64,6 +64,7 @@ class Run:
         make_folder(self.out / "documents")
 
     def read(self, documents: list[data.Document], usual: float) -> list[contest.Data]:
+        """Return what the contestants need to know about each document."""
         found = []
         for number, document in enumerate(documents):
             if self.options.progress and sys.stderr.isatty():
@@ -100,6 +101,7 @@ class Run:
             return dict(kept)
 
     def tiling(self, document: data.Document, width: int, blocks: int) -> dict[str, list]:
+        """Return what TextTiling finds in a document."""
         path = self.out / "documents" / f"{document.name}-tiling-{width}-{blocks}.json"
         if not path.is_file():
             write_json(path, rivals.text_tiling(document.sentences, width, blocks))
@@ -125,6 +127,7 @@ def evaluate(
 
 @report_errors
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the study."""
     parser = make_parser(__doc__)
     parser.add_argument("--training", type=int, default=16, help="documents from the training years to choose on")
     parser.add_argument("--documents", type=int, default=10, help="documents from other years, for each seed")
@@ -139,6 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the study with parsed options."""
     quiet()
     seeds = seeds_of(options.seeds)
     check_least(options, training=2, documents=2, reviews=0, pieces=2, window=8)

@@ -33,6 +33,7 @@ class Data:
         self._kept: dict[tuple, np.ndarray] = {}
 
     def similarities(self, option: Option) -> np.ndarray:
+        """Return the similarities of the sentences, (n, n), mean over the chosen layers."""
         key = (option["reading"], option["similarity"], tuple(option["layers"]))
         if key not in self._kept:
             of_layers = self.features[f"{option['reading']}-{option['similarity']}"][option["layers"]]
@@ -40,6 +41,7 @@ class Data:
         return self._kept[key]
 
     def focus(self, option: Option) -> np.ndarray:
+        """Return the standardised separator focus after each sentence but the last."""
         return standardised(self.features[f"{option['reading']}-focus"][option["layers"]].mean(0))
 
     def segments(self, known: bool) -> int:
@@ -55,6 +57,7 @@ def layer_sets(layers: int) -> list[list[int]]:
 
 
 def similarity_options(reading: str, layers: int, *names: str) -> Iterator[Option]:
+    """Yield the choices of layers, similarity and way to cut for one reading."""
     product = itertools.product(layer_sets(layers), ("cosine", "dot"), methods(*names))
     for chosen, similarity, method in product:
         yield {"reading": reading, "layers": chosen, "similarity": similarity, **method}
@@ -70,6 +73,7 @@ def methods(*names: str) -> Iterator[Option]:
 
 
 def with_threshold(options: Iterator[Option] | list[Option], known: bool) -> Iterator[Option]:
+    """Yield the options with each threshold; with None where the number of pieces is known."""
     for option in options:
         values = PENALTIES if option.get("method") == "scatter" else DEVIATIONS
         for value in [None] if known else values:
@@ -84,11 +88,13 @@ def both_options(best: Option, layers: int) -> Iterator[Option]:
 
 
 def focus_options(layers: int) -> Iterator[Option]:
+    """Yield the choices of the separator focus alone."""
     for reading, chosen, weight in itertools.product(("sentence", "window"), layer_sets(layers)[:2], (1.0, -1.0)):
         yield {"reading": reading, "layers": chosen, "weight": weight}
 
 
 def by_similarity(data: Data, option: Option, known: bool) -> list[int]:
+    """Cut by context similarity."""
     return cut_with(data, option, known)[0]
 
 
@@ -101,18 +107,21 @@ def cut_with(data: Data, option: Option, known: bool) -> tuple[list[int], np.nda
 
 
 def by_focus(data: Data, option: Option, known: bool) -> list[int]:
+    """Cut by the separator focus."""
     segments = data.segments(True) if known else None
     bonus = option["weight"] * data.focus(option)
     return cut(None, bonus, segments=segments, method="depth", threshold=option["threshold"])[0]
 
 
 def by_embeddings(data: Data, option: Option, known: bool) -> list[int]:
+    """Cut by sentence embeddings."""
     chosen = {name: option[name] for name in ("method", "threshold", "block") if name in option}
     similarities = rivals.cosines(data.features["embedding"].astype(np.float64), option["centred"])
     return cut(similarities, segments=data.segments(True) if known else None, **chosen)[0]
 
 
 def by_tiling(data: Data, option: Option, known: bool) -> list[int]:
+    """Cut by TextTiling."""
     found = data.tiling(data.document, *option["tiling"])
     if known:
         return rivals.deepest(found["gaps"], len(data.document.borders), 2)
@@ -126,10 +135,12 @@ def by_tiling(data: Data, option: Option, known: bool) -> list[int]:
 
 
 def by_length(data: Data, option: Option, known: bool) -> list[int]:
+    """Cut into segments of equal length."""
     return rivals.equal_lengths(data.count, data.segments(known))
 
 
 def by_chance(data: Data, option: Option, known: bool) -> list[int]:
+    """Cut anywhere."""
     seed = [int(byte) for byte in data.document.name.encode()]
     return rivals.by_chance(data.count, data.segments(known), np.random.default_rng(seed))
 
@@ -175,5 +186,6 @@ def tune(training: list[Data], known: bool, layers: int) -> dict[str, tuple[Call
 
 
 def score(data: Data, way: Callable, option: Option, known: bool) -> dict[str, float]:
+    """Return the scores of one way to cut one document."""
     document = data.document
     return segmentation_scores(way(data, option, known), document.borders, data.count)

@@ -32,6 +32,7 @@ class Document:
 
     @property
     def sentences(self) -> list[str]:
+        """Return the sentences of the document."""
         edges = [*self.starts, len(self.text)]
         return [self.text[first:end].strip() for first, end in itertools.pairwise(edges)]
 

@@ -30,8 +30,9 @@ CONTESTANTS = {  # name: what it is, colour
 
 
 def summarised(scores: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """By contestant, each metric's mean over documents with a bootstrap interval of 95 %, and the mean difference of
-    Pk from the reference, the same draws for both.
+    """Return the mean of each metric over documents, by contestant, with a bootstrap interval of 95 %.
+
+    ``difference`` is the mean difference of Pk from the reference, with the same draws for both.
     """
     count = len(next(iter(scores.values())))
     draws = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))

@@ -120,6 +120,7 @@ def speed(model: Any, tokenizer: Any, found: ProbeRun, batches: int) -> dict[str
 
 @report_errors
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the study."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="minilm", help="minilm, rxnfp, a model's folder, or a hub id")
     parser.add_argument("--texts", type=int, default=20_000, help="how many to draw")
@@ -140,6 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the study with parsed options."""
     quiet()
     check_least(options, texts=2, control_texts=0, tokens=8, browse=0, batch_size=1, timed=1)
     source = data.source_of(options.model, options.data, options.tokens)

@@ -49,6 +49,7 @@ class Row:
 
 
 def tokens(value: float) -> str:
+    """Return a number of tokens as text."""
     return "-" if math.isnan(value) else f"{value:.3g}"
 
 

@@ -71,6 +71,7 @@ class Place:
 
     @property
     def level(self) -> Level:
+        """Return the value with its chance levels and intervals."""
         return level_of(self.statistic, self.layer, self.head)
 
     def excess(self, chance: bool) -> tuple[float, np.ndarray]:

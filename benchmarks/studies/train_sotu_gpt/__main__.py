@@ -129,6 +129,7 @@ def run(name: str, seed: int, options: argparse.Namespace, texts: Texts, acceler
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the study's options."""
     parser = make_parser(__doc__)
     parser.add_argument("--kernels", default=",".join(KERNELS), help="with commas; none: the two baselines alone")
     parser.add_argument("--seeds", default="0", help="with commas; each is a run of every model")
@@ -186,6 +187,7 @@ def check(options: argparse.Namespace) -> list[tuple[str, int]]:
 
 @report_errors
 def main(arguments: list[str] | None = None) -> None:
+    """Parse the options and run the study."""
     options = build_parser().parse_args(arguments)
     runs = check(options)
 

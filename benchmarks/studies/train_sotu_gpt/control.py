@@ -16,6 +16,7 @@ WINDOWED = "sotu_windows"  # the attention function of the control
 
 
 def control_name(options: argparse.Namespace) -> str:
+    """Return the name of the control, such as ``last-8``."""
     return f"last-{options.window}"
 
 

@@ -37,6 +37,7 @@ class Difference:
 
     @property
     def mean(self) -> float:
+        """Return the mean over seeds."""
         return float(np.mean(list(self.by_seed.values())))
 
     def __str__(self) -> str:
@@ -53,10 +54,12 @@ class Row:
 
     @property
     def perplexities(self) -> np.ndarray:
+        """Return the perplexity of each seed."""
         return np.array([run["scores"]["perplexity"] for run in self.runs])
 
     @property
     def loss(self) -> float:
+        """Return the mean loss over seeds."""
         return float(np.mean([run["scores"]["loss"] for run in self.runs]))
 
     @property

@@ -223,6 +223,7 @@ def run(path: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Parse the options and run the study."""
     parser = make_parser(__doc__)
     parser.add_argument("--config", required=True, help="a YAML file, such as those in configs/masks/")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="overrides the file")

@@ -59,6 +59,7 @@ class MaskTraining:
 
     @property
     def blocks(self) -> bool:
+        """Return whether the mask is block two-stream."""
         return self.mask["name"] == "block_two_stream"
 
     def missing(self, folder: str) -> str:
