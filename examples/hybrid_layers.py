@@ -5,7 +5,7 @@
 
 The probe's ``suggest_layers`` names the layers that need softmax most, from half of the texts. The others are
 converted, their feature maps initialised from the same half (``hax.calibrate``, no training), and the change of the
-model's last hidden states measured on the other half, beside that of converting all layers. The hybrid is saved with
+model's last hidden states measured on the other half, as is that of converting all layers. The hybrid is saved with
 ``--out``.
 """
 

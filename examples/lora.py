@@ -5,7 +5,7 @@
 
 The base stays frozen. LoRA adapts the query and value projections, and ``modules_to_save`` (from
 ``hax.peft_modules_to_save``) keeps the feature maps trainable and puts them into the adapter: without it PEFT freezes
-them. The adapter folder is small; it opens on the converted base, which is saved beside it.
+them. The adapter folder is small; it opens on the converted base, which is saved next to it.
 """
 
 from __future__ import annotations

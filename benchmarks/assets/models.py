@@ -141,7 +141,7 @@ def build_mgm(folder: Path) -> None:
     kept += ("embd_pdrop", "attn_pdrop", "resid_pdrop", "bos_token_id", "eos_token_id", "pad_token_id")
     model = GPT2LMHeadModel(GPT2Config(**{key: stored[key] for key in kept}))
     state = torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True)
-    # older releases of the host saved the causal mask with the weights
+    # older releases of Transformers saved the causal mask with the weights
     model.load_state_dict({k: v for k, v in state.items() if not k.endswith((".attn.bias", ".attn.masked_bias"))})
     model.save_pretrained(folder)
 

@@ -1,6 +1,6 @@
 """Benchmarks of attention, of decoding and of orders: time, memory, growth, the share of the machine's own limit.
 
-A floor above integration, beside hub; ``hf-attn-ext bench`` runs it, scripts may too:
+``hf-attn-ext bench`` runs them, scripts may too:
 
     from benchmarks.speed import AttentionBench, bench_attention
     report = bench_attention(AttentionBench(lengths=(256, 1024), kernels=("flexformer_p",)))

@@ -10,10 +10,10 @@ hold up to 128 or 512 tokens.
 For each length: one teacher (MiniLM, fine-tuned) and one control without attention. For each kernel that has something
 to train, the learning rate of stage 1 is chosen on the validation films, over the same grid for all, on pages of 128
 tokens; then, for each seed, stage 1 and stage 2. Reported on the test films: output error (relative squared error of a
-head's output; beside it, the same without the square), KL to softmax, and the task's Pearson correlation after each
+head's output; next to it, the same without the square), KL to softmax, and the task's Pearson correlation after each
 stage. Means and standard deviations over seeds.
 
-A stopped comparison goes on when the same command is given again. Writes OUT/comparison.json, .md and .png.
+A stopped comparison continues when the same command is given again. Writes OUT/comparison.json, .md and .png.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def write_pages(folder: Path, length: int, budget: dict[str, int]) -> None:
             if len(pages) == size:
                 break
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(target) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
+        with atomic_write(target) as temporary_path, open(temporary_path, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["text", "page", "label", "movie"])
             writer.writeheader()
             writer.writerows(pages)

@@ -34,7 +34,7 @@ CELL, STRIP = 0.52, 0.62  # inches of a position in a chain, and from strip to s
 
 
 def two_texts() -> MaskSpec:
-    """Two texts: a question read whole and then word by word, a second one beside it, and two readers of both."""
+    """Two texts: a question read whole and then word by word, a second one next to it, and two readers of both."""
     names = ["q0", "q1", "a0", "a1", "t0", "t1", "x0", "x1", "y"]
     covers = {
         "a0": ("q0", "q1"),

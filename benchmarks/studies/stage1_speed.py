@@ -2,10 +2,11 @@
 
     python -m benchmarks.studies.stage1_speed --model .assets/minilm-roberta
 
-The usual way: a teacher in memory beside the student, the student runs on its own kernels, every layer is compared with
-the teacher's weights and outputs, and one backward pass goes through the whole network. Ours: one model on its softmax
-stream, loss and backward inside each attention call. Both compute the row cross-entropy and the relative output error
-of every layer and head, and update the same feature maps with Adam. Tokens are random: speed does not depend on them.
+The usual way: a teacher in memory next to the student, the student runs on its own kernels, every layer is compared
+with the teacher's weights and outputs, and one backward pass goes through the whole network. Ours: one model on its
+softmax stream, loss and backward inside each attention call. Both compute the row cross-entropy and the relative output
+error of every layer and head, and update the same feature maps with Adam. Tokens are random: speed does not depend on
+them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def our_step(model: nn.Module, batch: Batch, config: Stage1Config) -> Callable[[
 def usual_step(
     model: nn.Module, maps: nn.ModuleList, batch: Batch, config: Stage1Config, scales: list[Tensor]
 ) -> Callable[[], float]:
-    """One step with a separate teacher and a full backward pass. ``model`` is stock; ``maps`` one a layer."""
+    """One step with a separate teacher and a full backward pass; ``maps`` has one feature map per layer."""
     teacher, student = copy.deepcopy(model).eval(), model.eval()
     student.requires_grad_(False)
     wanted: list[tuple[Tensor, Tensor]] = []

@@ -36,7 +36,7 @@ class DecodeBench:
 
     Attributes:
         contexts: tokens before the timed ones, increasing; the timed ones themselves lengthen it a little.
-        kernels: names; each is a converted model beside the stock one.
+        kernels: names; each is a converted model next to the softmax one.
         layers: of the model; its width is heads x head_dim of ``workload``.
         workload: sizes, dtype, device ("auto" is resolved) and the width asked of the kernels.
         threads: None leaves torch's number.

@@ -165,5 +165,5 @@ def _legend(figure: Any, artists: list[Any], labels: list[str], title: str | Non
 
 
 def _save(figure: Any, path: Path) -> None:
-    with atomic_write(path) as beside:
-        figure.savefig(beside, format="png", dpi=130)
+    with atomic_write(path) as temporary_path:
+        figure.savefig(temporary_path, format="png", dpi=130)

@@ -1,4 +1,4 @@
-"""Blocks of tokens in one pass: a language model fine-tuned with block two-stream, beside next-token training.
+"""Blocks of tokens in one pass: a language model fine-tuned with block two-stream, and next-token training.
 
     python -m benchmarks.studies.block_two_stream                # a small GPT on the State of the Union addresses
     python -m benchmarks.studies.block_two_stream --seeds 0,1,2  # three seeds of everything
@@ -15,12 +15,12 @@ Measured on held-out text, in nats a token, over the same tokens for all (a sequ
 - as trained: the next token's loss, or that of blocks, which start at multiples of the block size. The first token of
   a block is predicted from all that came before, as a next token is; the others from ever less.
 - next token: the loss of the plain causal model with those weights, which block training does not look after.
-- tokens a second of one text: ``block_generate`` beside ``generate()`` with its cache, by the clock.
+- tokens per second of one text: ``block_generate`` and ``generate()`` with its cache, by the clock.
 
 The control, ``unigram``, predicts every token by its share in the training text. A model that predicts a block without
 seeing its context has mask tokens and positions to go by and could do little better.
 
-A stopped run goes on when the same command is given again, and finished ones are read. Writes OUT/results.json, .md
+A stopped run continues when the same command is given again, and finished ones are read. Writes OUT/results.json, .md
 and .png; the models are in OUT/ATTENTION/TRAINING/seed-SEED/model. From the time of single steps, one seed of either
 model should take some 20 minutes on one or two cores: an estimate, to be checked.
 """

@@ -43,7 +43,7 @@ def texts_of(options: argparse.Namespace) -> tuple[Path, Texts]:
 def stock_folder(
     options: argparse.Namespace, seed: int, texts: Texts, settings: dict[str, Any], accelerator: Any
 ) -> Path:
-    """The folder of the softmax model: the checkpoint itself, or a small GPT trained here, once a seed."""
+    """The folder of the softmax model: the checkpoint itself, or a small GPT trained here, once per seed."""
     if options.model == "mgm":
         return ensure("mgm")
 
@@ -74,7 +74,7 @@ def stock_folder(
 
 
 def converted_folder(options: argparse.Namespace, kernel: str, seed: int, stock: Path, data: Path) -> Path:
-    """The folder of the converted model, its maps trained on the softmax stream (stage 1), once a seed."""
+    """The folder of the converted model, its maps trained on the softmax stream (stage 1), once per seed."""
     settings = {
         "model": {"name": str(stock), "dropout": 0.0},
         "data": {

@@ -1,10 +1,10 @@
-"""Every token from both sides: an encoder trained from scratch with butterfly, beside masked language modelling.
+"""Every token from both sides: an encoder trained from scratch with butterfly, and masked language modelling.
 
     python -m benchmarks.studies.butterfly                   # one seed of everything
     python -m benchmarks.studies.butterfly --seeds 0,1,2     # three seeds
 
 The text: the State of the Union addresses, split by year, in a byte-level BPE vocabulary trained on the training
-years, cut into pieces of 64 tokens. The models are the host's RoBERTa classes, untrained, of one size; a seed gives all
+years, cut into pieces of 64 tokens. The models are RoBERTa classes, untrained, of one size; a seed gives all
 of them the same initial weights and the same texts in the same order:
 
 butterfly       ``set_mask(model, "butterfly")``: 3n-2 positions for n tokens, each of which is predicted.
@@ -21,7 +21,7 @@ control, ``unigram``, predicts every token by its share in the training text.
 the largest difference, and how many times less processor time it takes. Against the n passes of masked language
 modelling: the rank correlation of the tokens' log-probabilities, and the time.
 
-A stopped run goes on when the same command is given again, and finished ones are read. Writes OUT/results.json, .md
+A stopped run continues when the same command is given again, and finished ones are read. Writes OUT/results.json, .md
 and .png; the models are in OUT/TRAINING/seed-SEED/model. From the time of single steps, one seed should take some
 20 minutes on one or two cores: an estimate, to be checked.
 """

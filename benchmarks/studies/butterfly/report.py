@@ -45,7 +45,7 @@ def report(results: list[dict[str, Any]], options: argparse.Namespace, settings:
 
 
 def comparison(groups: dict[str, list[dict[str, Any]]], out: Path) -> dict[str, Any]:
-    """``butterfly_score`` beside n passes, an entry a seed: of the same model, and of masked language modelling."""
+    """Compare ``butterfly_score``, per seed, with n passes of the same model and of masked language modelling."""
     found: dict[str, Any] = {"largest_difference": [], "times_faster": [], "masked": {}}
     for run in groups["butterfly"]:
         found["largest_difference"].append(run["passes"]["largest_difference"])

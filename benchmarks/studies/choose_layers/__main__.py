@@ -13,7 +13,7 @@ of as many layers, of the first and the last layers, of what two other criteria 
 are initialised, and neighbours), and of every choice there is, or of ``--choices`` drawn ones; and, with all layers
 converted, which heads kept their function (``compare``).
 
-A stopped run goes on when the same command is given again. Writes OUT/results.json, .md and .png.
+A stopped run continues when the same command is given again. Writes OUT/results.json, .md and .png.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def suggestion(
 
 
 def compared(folder: Path, corpus: str, its: dict[str, Any], hybrids: Hybrids) -> list[dict[str, Any]]:
-    """With all layers converted, one row a layer: how far its heads kept their function; writes heads.json and .png."""
+    """Return, with all layers converted, how far each layer's heads kept their function; write heads.json and .png."""
     path = folder / f"heads-{its['test']}.json"
     if not path.is_file():
         teacher, model = opened(corpus)[0], hybrids.converted(())

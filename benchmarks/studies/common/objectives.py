@@ -1,7 +1,7 @@
 """What a model is asked to predict: the next token, blocks, every token from both sides, or masked tokens.
 
 Each is a collator of the training loop. Its batches hold ``labels`` where the prediction stands (-100 elsewhere, never
-shifted), and beside them ``targets``, which token of the text each position predicts, and ``index``, which sequence of
+shifted), and with them ``targets``, which token of the text each position predicts, and ``index``, which sequence of
 the split each row is. So losses of all four can be laid side by side, token by token.
 """
 
@@ -61,7 +61,7 @@ class BothSides:
 
 
 class Masked:
-    """Some tokens, from the others: BERT's masked language modelling, by the host's collator.
+    """Some tokens, from the others: BERT's masked language modelling, by the collator of Transformers.
 
     Args:
         tokenizer: has a mask token.
@@ -89,7 +89,7 @@ class Masked:
         ids, labels = self.masker.torch_mask_tokens(batch["input_ids"].clone(), special_tokens_mask=unreal)
         while (labels == IGNORED).all():  # a batch without a prediction has no loss
             ids, labels = self.masker.torch_mask_tokens(batch["input_ids"].clone(), special_tokens_mask=unreal)
-        # given, as a random word may be the padding token, which the host's own count leaves out
+        # given, as a random word may be the padding token, which RoBERTa's own count leaves out
         positions = {"position_ids": places + self.first, "targets": places}
         return {**batch, "input_ids": ids, "labels": labels, **positions}
 

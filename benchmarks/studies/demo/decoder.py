@@ -6,13 +6,14 @@
 
 Trains the teacher (``sotu``: a BPE vocabulary and a GPT of 1.1 million parameters, from scratch; the others are taken
 as they are), converts every layer to linear attention, trains the kernels on the softmax stream (stage 1) and then the
-model on its text and its teacher's predictions (stage 2). The perplexity is measured at every step, beside a control
-without attention, whose every token is the mean of those before it. The result is saved and opened again by a fresh
-process with plain ``AutoModelForCausalLM``. Its weights and buffers must equal the saved ones bit for bit, its logits
-and losses those of the run within a tolerance. It also writes a few words with ``generate()``, with a constant-size
-state in place of a cache. All of it is the library's: ``hf_attn_ext.training.distill`` and ``hf_attn_ext.hub.card``.
+model on its text and its teacher's predictions (stage 2). The perplexity is measured at every step, as is that of a
+control without attention, whose every token is the mean of those before it. The result is saved and opened again by a
+fresh process with plain ``AutoModelForCausalLM``. Its weights and buffers must equal the saved ones bit for bit, its
+logits and losses those of the run within a tolerance. It also writes a few words with ``generate()``, with a
+constant-size state in place of a cache. All of it is the library's: ``hf_attn_ext.training.distill`` and
+``hf_attn_ext.hub.card``.
 
-A run that was stopped goes on when the same command is given again.
+A stopped run continues when the same command is given again.
 """
 
 from __future__ import annotations

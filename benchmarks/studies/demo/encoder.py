@@ -3,14 +3,14 @@
     python -m benchmarks.studies.demo.encoder    # make demo: MiniLM, review sentences, 8 minutes on two cores
     python -m benchmarks.studies.demo.encoder --model roberta-base --data glue/sst2    # hub ids
 
-Fine-tunes the teacher, converts every layer to linear attention, trains the kernels (stage 1) and then the model on
-its task (stage 2), and measures at every step, beside a control without attention. The result is saved, opened again
+Fine-tunes the teacher, converts every layer to linear attention, trains the kernels (stage 1) and then the model on its
+task (stage 2), and measures at every step, together with a control without attention. The result is saved, opened again
 by a fresh process with plain ``AutoModelForSequenceClassification``, and its model card written. The weights and
 buffers that the process opened must equal the saved ones bit for bit, its logits those of the run within a tolerance.
 All of it is the library's: ``hf_attn_ext.training.distill`` and ``hf_attn_ext.hub.card``.
 
 The default task is regression: the valence, from -4 to 4, that people gave to sentences of film reviews, split by
-film. A run that was stopped goes on when the same command is given again.
+film. A stopped run continues when the same command is given again.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ converted model's embeddings are to MiniLM's.
 
 **Cost**: processor time and peak memory of one forward pass of one document, for softmax and the converted model.
 
-A stopped run goes on when the same command is given again. Writes OUT/results.json, .md and .png; the converted encoder
-is in OUT/model-SEED: ``AutoModel.from_pretrained`` opens it, after ``import hf_attn_ext``.
+A stopped run continues when the same command is given again. Writes OUT/results.json, .md and .png; the converted
+encoder is in OUT/model-SEED: ``AutoModel.from_pretrained`` opens it, after ``import hf_attn_ext``.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Run:
     # -- what is measured --------------------------------------------------------------------------------------------
 
     def long_task(self, seeds: list[int]) -> dict[str, list[np.ndarray]]:
-        """Predicted years by ``"contestant, tokens"``; of the converted model one array a seed."""
+        """Predicted years by ``"contestant, tokens"``; of the converted model one array per seed."""
 
         def date(features: np.ndarray, fit: Any = scores.ridge) -> np.ndarray:
             return scores.apart(features, self.years, self.presidents, fit)
@@ -255,7 +255,7 @@ class Run:
         }
 
     def heads(self, seeds: list[int]) -> dict[str, list[float]]:
-        """Error of the kernels' heads on the beginnings of four documents, by length, a number a seed."""
+        """Error of the kernels' heads on the beginnings of four documents, by length, a number per seed."""
         errors: dict[str, list[float]] = {}
         for seed in seeds:
             path = self.out / f"heads-{seed}.json"

@@ -29,7 +29,7 @@ def open_model(folder: str) -> torch.nn.Module:
     """Open the encoder of a folder, to be evaluated."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    return AutoModel.from_pretrained(folder).eval()  # the stock one attends with sdpa, the host's default
+    return AutoModel.from_pretrained(folder).eval()  # the softmax model attends with sdpa, the default
 
 
 def forward(model: torch.nn.Module, length: int, precision: str) -> None:

@@ -72,7 +72,7 @@ def compared(
 
     Args:
         metric: of targets and predictions.
-        predicted: by contestant, one array a seed; scores are means over seeds.
+        predicted: by contestant, one array per seed; scores are means over seeds.
         groups: what the bootstrap draws.
         reference: the contestant that the others are compared with.
 

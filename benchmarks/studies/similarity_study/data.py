@@ -22,7 +22,7 @@ class Source:
         files: of documents; None for the English ones, which are written into the run's folder.
         texts: what the texts are, in words.
         sentence: what takes a sentence's place.
-        settings: of the probe, beside the defaults.
+        settings: of the probe, where they differ from the defaults.
     """
 
     name: str

@@ -107,9 +107,9 @@ def _row(
         if other is not None:
             at = best(other) if chosen and which == "untrained" else (layer, head)
             places[which] = Place(other, *at)
-    beside = places.get("reference", Place(one, layer, head))
+    same_texts = places.get("reference", Place(one, layer, head))
     compared = [
-        contrast(places[which], beside, least, sign, chance) if which in places else None
+        contrast(places[which], same_texts, least, sign, chance) if which in places else None
         for which, least in (("untrained", 1.0), ("shuffled", MOST))
     ]
     where = f"layer {one.layers[layer]}"

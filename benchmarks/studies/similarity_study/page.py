@@ -263,7 +263,7 @@ _LINES = {
 
 
 def refresh(page: Path, study: Study, out: Path) -> None:
-    """Write the part of ``page`` about this model anew, between its marks, and its figures beside it.
+    """Write the part of ``page`` about this model anew, between its marks, and its figures next to it.
 
     Raises:
         AttnExtError: the page has not each mark once, the first before the second.
@@ -280,14 +280,14 @@ def refresh(page: Path, study: Study, out: Path) -> None:
     shown = []
     for figure, path in pictures.items():
         target = page.with_name(f"{page.stem}-{name}-{figure}.png")
-        with atomic_write(target) as beside:
-            shutil.copyfile(path, beside)
+        with atomic_write(target) as temporary_path:
+            shutil.copyfile(path, temporary_path)
         shown.append(f"![{_CAPTIONS[figure]}]({target.name})")
     text = "\n\n".join([begin, markdown(study).strip(), *shown, ""])
     if "\r\n" in old:
         text = text.replace("\n", "\r\n")
-    with atomic_write(page) as beside:
-        beside.write_bytes((old[: old.index(begin)] + text + old[old.index(end) :]).encode("utf-8"))
+    with atomic_write(page) as temporary_path:
+        temporary_path.write_bytes((old[: old.index(begin)] + text + old[old.index(end) :]).encode("utf-8"))
 
 
 _CAPTIONS = {

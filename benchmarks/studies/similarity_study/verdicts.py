@@ -1,4 +1,4 @@
-"""Verdicts of ``similarity_study.py``: whether a claim holds, and beside which controls; thresholds are ours."""
+"""Verdicts of ``similarity_study.py``: whether a claim holds, and against which controls; thresholds are ours."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def judge(
     """Whether the claim holds, and if so whether nearness, no learning at all, or no language has as much.
 
     Args:
-        holds: what the claim needs beside being on its side of both chance levels by their intervals.
+        holds: what the claim needs in addition to being on its side of both chance levels by their intervals.
         level: of the model.
         untrained, shuffled: :func:`contrast` with the controls, least 1 and :data:`MOST`; None where there is none.
         sign: -1 where less than chance is claimed.
@@ -92,7 +92,7 @@ class Place:
 
 
 def qualified(untrained: tuple[float, float] | None, shuffled: tuple[float, float] | None) -> str:
-    """What a claim that holds comes to beside the controls, by the intervals of :func:`contrast`."""
+    """Return what a claim that holds comes to against the controls, by the intervals of :func:`contrast`."""
     open_questions = []
     for found, as_much, question in (
         (untrained, UNLEARNT, "a model that learnt nothing gives as much"),

@@ -7,7 +7,7 @@ The text: the State of the Union addresses, 1790 to 2026, split by year (``bench
 vocabulary is trained on the training years. Every run has the same data in the same order, the same steps, the same
 initial weights and the same number of parameters: what a kernel's feature maps hold is taken off the MLPs' width.
 
-``softmax`` is the stock model, rotary positions and every second layer with a window of 4 tokens (the host's Qwen2
+``softmax`` is the plain model, rotary positions and every second layer with a window of 4 tokens (the Qwen2
 classes): such layers learn quickly what stands nearby, and leave the rest to the others. They keep softmax in every
 model; the others are what is compared. ``last-8`` has windows in those too, so narrow that a
 prediction depends on the last 8 tokens and on nothing before them. What softmax gains over it is what looking back is
@@ -15,8 +15,9 @@ worth here, and a kernel shall keep it. The linear models are converted before t
 trained whole; their maps may learn faster (``--map-lr-factor``). ``--local-window 0`` has no local layers (Llama), and
 ``--positions learned`` is GPT-2, which has none either: with ``--kernels none`` one sees how softmax does there.
 
-The library's training loop runs all of it (``hf_attn_ext.training``), so a stopped run goes on when the same command is
-given again; a finished one is read. Writes OUT/results.json, .md and .png; the models are in OUT/NAME/seed-SEED/model.
+The library's training loop runs all of it (``hf_attn_ext.training``), so a stopped run continues when the same command
+is given again; a finished one is read. Writes OUT/results.json, .md and .png; the models are in
+OUT/NAME/seed-SEED/model.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def check(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """Return the runs, a model's name and a seed each; raise AttnExtError for what does not fit."""
+    """Return the runs, pairs of a model's name and a seed; raise AttnExtError for what does not fit."""
     kernels = [name for name in options.kernels.split(",") if name and name != "none"]
     once = [name for name in options.once.split(",") if name]
     for name in kernels:
@@ -172,13 +173,13 @@ def check(options: argparse.Namespace) -> list[tuple[str, int]]:
             raise AttnExtError(f"unknown kernel {name!r}.{suggest(name, list_kernels())}")
     for name in once:
         if name not in kernels:
-            raise AttnExtError(f"--once names {name!r}, which is none of --kernels.{suggest(name, kernels)}")
+            raise AttnExtError(f"--once names {name!r}, which is not in --kernels.{suggest(name, kernels)}")
     seeds = seeds_of(options.seeds)
     for name, value in vars(options).items():
         if isinstance(value, int) and value < 1 and (name, value) != ("local_window", 0):
             raise AttnExtError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if any(local_layers(options)) and options.layers < 2:
-        raise AttnExtError("--layers 1 leaves no layer beside the local ones: give more, or --local-window 0")
+        raise AttnExtError("--layers 1 leaves only local layers; give more, or --local-window 0")
     check_sizes(options)
     windows(options)
     names = ["softmax", control_name(options), *kernels]

@@ -45,7 +45,7 @@ def windows(options: argparse.Namespace) -> list[int]:
 
 
 def register_windows() -> None:
-    """Enter the control's attention function, and the mask function that has to go with it, in the host's tables."""
+    """Register the control's attention function, and its mask function, with Transformers."""
     AttentionInterface.register(WINDOWED, windowed_attention)
     # Padding stands on the right, where no window reaches.
     AttentionMaskInterface.register(WINDOWED, lambda *arguments, **keywords: None)

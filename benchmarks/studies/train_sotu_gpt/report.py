@@ -121,7 +121,7 @@ def table(rows: list[Row], options: argparse.Namespace) -> list[str]:
 
 
 def duel(kernels: list[Row]) -> list[str]:
-    """The best of our kernels beside the best of the others that has as many seeds, on the same tokens."""
+    """Compare the best of our kernels with the best of the others that has as many seeds, on the same tokens."""
     most = max((len(row.runs) for row in kernels), default=0)
     ranked = sorted((row for row in kernels if len(row.runs) == most), key=lambda row: row.loss)
     best = next((row for row in ranked if row.name.startswith(OURS)), None)

@@ -66,7 +66,7 @@ def open_model(config: MaskTraining) -> tuple[Any, Any]:
                 f"{config.mask['name']} needs a {kind} language model, {config.model!r} ({found.model_type}) is none"
             )
         tokenizer = AutoTokenizer.from_pretrained(config.model)
-        if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what the host makes where a folder has none
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):  # Transformers makes one where a folder has none
             raise AttnExtError(f"{config.model!r} has no tokenizer; save one into it: tokenizer.save_pretrained(...)")
         model = (AutoModelForCausalLM if config.blocks else AutoModelForMaskedLM).from_pretrained(config.model)
     except AttnExtError:
@@ -124,7 +124,7 @@ def make_trainer(model: Any, arguments: Any, smoothing: float, **parts: Any) -> 
         return transformers.Trainer(
             model,
             arguments,
-            # BERT's own loss takes no notice of num_items_in_batch, and the Trainer believes that it does.
+            # BERT's own loss ignores num_items_in_batch, and the Trainer believes that it does.
             compute_loss_func=LabelLoss(smoothing),
             preprocess_logits_for_metrics=loss_of_each,
             compute_metrics=loss_of_all,

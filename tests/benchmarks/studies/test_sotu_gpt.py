@@ -99,7 +99,7 @@ def test_every_kernel_has_the_same_size():
         (["--seeds", "0,x"], "'x'"),
         (
             ["--kernels", "elu,rfa", "--once", "rfaa"],
-            "--once names 'rfaa', which is none of --kernels. Did you mean 'rfa'?",
+            "--once names 'rfaa', which is not in --kernels. Did you mean 'rfa'?",
         ),
         (["--hidden", "15"], "--hidden 15"),
         (["--steps", "0"], "--steps must be at least 1"),
