@@ -156,7 +156,7 @@ def sentence_vectors(
     causal = causal_model(model)
     bounds = np.searchsorted(sentences, np.arange(count + 1))
     parts = list(itertools.pairwise(bounds.tolist())) if window == SENTENCE else [(0, len(ids))]
-    chunks = [chunk for part in parts for chunk in _chunks(*part, room, causal)]
+    chunks = [chunk for start, stop in parts for chunk in _chunks(start, stop, room, causal)]
     chunks.sort(key=lambda chunk: chunk.end - chunk.first)
     marks = np.isin(ids.numpy(), list(token_ids(tokenizer, tokens_of(separators))))
     sums = _SentenceSums(

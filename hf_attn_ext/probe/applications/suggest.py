@@ -217,7 +217,7 @@ def _by_neighbours(model: nn.Module, batches: list[Batch], layers: list[int], ke
     order = ranked[:keep]
     reasons = {
         layer: f"layer {layer}: {100 * score:.1f} points of its attention go to the {NEAREST} nearest tokens on either "
-        f"side beyond chance, place {ranked.index(layer) + 1} of {len(ranked)}"
+        f"side beyond chance, rank {ranked.index(layer) + 1} of {len(ranked)}"
         + (": keeps softmax" if layer in order else "")
         for layer, score in scores.items()
     }

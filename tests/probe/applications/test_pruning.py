@@ -14,7 +14,7 @@ from hf_attn_ext.probe import ContextSimilarityProbe, PruningScores, pruning_sco
 
 @torch.no_grad()
 def noisy_bert():
-    """Head 0 compares token ids; head 1 says the same of all; head 2 says of every place a random vector of its own.
+    """Head 0 compares token ids; head 1 has one output for all tokens; head 2 has a random output per position.
 
     Heads 0 and 2 have much the same power; only head 0's pairs have a reason.
     """
@@ -23,10 +23,10 @@ def noisy_bert():
     codes = torch.randn(64, 80, generator=draw)
     model.embeddings.position_embeddings.weight[:, 160:] = 1.0 * codes / codes.norm(dim=1, keepdim=True)
     model.encoder.layer[0].attention.output.dense.weight.copy_(torch.eye(240))
-    its = model.encoder.layer[0].attention.self
+    attention = model.encoder.layer[0].attention.self
     rows = slice(160, 240)
     own = torch.eye(240)[rows]
-    for linear in (its.query, its.key, its.value):
+    for linear in (attention.query, attention.key, attention.value):
         linear.weight[rows] = own
         linear.bias[rows] = 0.0
     return model
@@ -50,9 +50,10 @@ def test_power_and_signal_are_the_naive_ones(tokenizer):
     for text in texts:
         hidden = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True, output_attentions=False)
         for layer, states in enumerate(hidden.hidden_states[:2]):
-            its = model.encoder.layer[layer].attention.self
+            attention = model.encoder.layer[layer].attention.self
             query, key, value = (
-                part(states)[0].view(-1, 2, 8).transpose(0, 1) for part in (its.query, its.key, its.value)
+                part(states)[0].view(-1, 2, 8).transpose(0, 1)
+                for part in (attention.query, attention.key, attention.value)
             )
             outputs[layer].append((query @ key.mT * 8**-0.5).softmax(-1) @ value)
     for layer in range(2):

@@ -22,8 +22,8 @@ def hard_bert(hard, layers=4, seed=0):
     """Sharp attention in layer ``hard``, nearly uniform attention, which every kernel can follow, in the others."""
     model = planted.small_bert(seed=seed, num_hidden_layers=layers)
     for number, layer in enumerate(model.encoder.layer):
-        its = layer.attention.self
-        for linear in (its.query, its.key):
+        attention = layer.attention.self
+        for linear in (attention.query, attention.key):
             linear.weight.mul_(6.0 if number == hard else 0.02)
     return model
 
@@ -42,11 +42,11 @@ def test_a_layer_planted_as_hard_is_kept(tokenizer, hard):
 def near_bert(layer):
     """Layer ``layer`` looks at where tokens stand, and all others at everything."""
     model = hard_bert(None)
-    place = torch.arange(64) / 2
-    model.embeddings.position_embeddings.weight[:, :2] = 4 * torch.stack([place.cos(), place.sin()], 1)
-    its = model.encoder.layer[layer].attention.self
-    turn = torch.tensor([[math.cos(0.5), math.sin(0.5)], [-math.sin(0.5), math.cos(0.5)]])  # one place back
-    for linear, rows in ((its.query, turn), (its.key, torch.eye(2))):
+    angle = torch.arange(64) / 2
+    model.embeddings.position_embeddings.weight[:, :2] = 4 * torch.stack([angle.cos(), angle.sin()], 1)
+    attention = model.encoder.layer[layer].attention.self
+    turn = torch.tensor([[math.cos(0.5), math.sin(0.5)], [-math.sin(0.5), math.cos(0.5)]])  # one position back
+    for linear, rows in ((attention.query, turn), (attention.key, torch.eye(2))):
         linear.weight.zero_()
         for head in (0, 8):
             linear.weight[head : head + 2, :2] = 8.0 * rows
@@ -58,7 +58,7 @@ def test_a_layer_planted_to_look_at_neighbours_is_kept(tokenizer, layer):
     found = suggest_layers(near_bert(layer), tokenizer, TEXTS, keep=1, criterion="neighbours")
     assert found.keep == [layer] and found.scores[layer] > 0.04
     assert all(abs(found.scores[other]) < 0.01 for other in found.convert)
-    assert "place 1 of 4: keeps softmax" in found.reasons[layer] and not found.errors
+    assert "rank 1 of 4: keeps softmax" in found.reasons[layer] and not found.errors
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -94,9 +94,9 @@ def naive_transfer(model, batches, steps):
 
         def add(call, losses=losses):
             with torch.enable_grad():
-                its = attention_losses(call.query, call.key, call.value, call.feature_map, call.scaling)
-                errors = its.squared_error.sum((0, 2)) / its.squared_norm.sum((0, 2))
-                losses.append(its.cross_entropy.sum() / its.cross_entropy[:, 0].numel() + errors.sum())
+                terms = attention_losses(call.query, call.key, call.value, call.feature_map, call.scaling)
+                errors = terms.squared_error.sum((0, 2)) / terms.squared_norm.sum((0, 2))
+                losses.append(terms.cross_entropy.sum() / terms.cross_entropy[:, 0].numel() + errors.sum())
 
         with torch.no_grad(), hax.softmax_stream(model, add):
             model(**batches[step % len(batches)])
@@ -161,8 +161,8 @@ def test_a_few_steps_lower_the_errors_and_leave_the_model(tokenizer):
     with torch.inference_mode():
         inside = suggest_layers(model, tokenizer, TEXTS, steps=10, **options)
     assert inside.errors == some.errors
-    for easy, its in ((model, {"kernel": "uniform"}), (hard_bert(1), {})):  # nothing to train, and nothing to gain
-        found, without = (suggest_layers(easy, tokenizer, TEXTS, steps=n, **options, **its) for n in (10, 0))
+    for easy, kernel in ((model, {"kernel": "uniform"}), (hard_bert(1), {})):  # nothing to train, and nothing to gain
+        found, without = (suggest_layers(easy, tokenizer, TEXTS, steps=n, **options, **kernel) for n in (10, 0))
         assert found.errors == without.errors and found.settings["maps"] == "initialised"
 
 
@@ -190,9 +190,9 @@ def test_a_decoder(tokenizer):
 def test_errors(tokenizer):
     model = planted.small_bert()
 
-    def refused(message, keep=1, texts=TEXTS[:2], its=model, tok=tokenizer, **options):
+    def refused(message, keep=1, texts=TEXTS[:2], base=model, tok=tokenizer, **options):
         with pytest.raises(hax.AttnExtError, match=re.escape(message)):
-            suggest_layers(its, tok, texts, keep, num_features=4, **options)
+            suggest_layers(base, tok, texts, keep, num_features=4, **options)
 
     refused("keep must be between 1 and 1 for a model with 2 layers", keep=2)
     refused("keep must be a whole number of at least 1, got 0", keep=0)
@@ -202,18 +202,18 @@ def test_errors(tokenizer):
     refused("needs the model's tokenizer", tok=None)
     refused("steps must be a whole number of at least 0, got -1", steps=-1)
     refused("batch_size must be", batch_size=0)
-    refused("is converted already", its=hax.convert(planted.small_bert()))
+    refused("is converted already", base=hax.convert(planted.small_bert()))
     first_use = planted.small_bert()
     first_use.set_attn_implementation("flexformer")
-    refused("opened with attn_implementation='flexformer'", its=first_use)
+    refused("opened with attn_implementation='flexformer'", base=first_use)
     with pytest.warns(UserWarning, match="untrained"), torch.no_grad():
         first_use(torch.ones(1, 3, dtype=torch.long))
     first_use.set_attn_implementation("sdpa")
-    refused("opened with attn_implementation='flexformer'", its=first_use)
+    refused("opened with attn_implementation='flexformer'", base=first_use)
     broken = planted.small_bert()
     with torch.no_grad():
         broken.encoder.layer[0].attention.self.value.weight[0, 0] = torch.nan
     for kernel in ("flexformer_p", "elu"):
-        refused("last hidden states are all zero or not finite", its=broken, kernel=kernel)
+        refused("last hidden states are all zero or not finite", base=broken, kernel=kernel)
     message = "criterion must be one of error, neighbours, got 'neighbors'. Did you mean 'neighbours'?"
     refused(message, criterion="neighbors")

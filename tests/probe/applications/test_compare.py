@@ -23,8 +23,8 @@ def bert(**changes):
 
 def head_rows(model, layer, head, size=8):
     """A head's rows of the layer's query, key and value weights."""
-    its = model.encoder.layer[layer].attention.self
-    return [getattr(its, name).weight[size * head : size * head + size] for name in ("query", "key", "value")]
+    attention = model.encoder.layer[layer].attention.self
+    return [getattr(attention, name).weight[size * head : size * head + size] for name in ("query", "key", "value")]
 
 
 def test_a_model_and_its_copy_are_the_same(tokenizer):
@@ -71,11 +71,11 @@ def naive(teacher, other, tokenizer, texts, percent):
         pairs, ranked = pairs + count, ranked + 1
         for layer in (0, 1):
             for head in range(4):
-                values = [its[layer][head].numpy()[first, second] for its in found]
+                values = [matrices[layer][head].numpy()[first, second] for matrices in found]
                 sets = [set(np.argsort(-each)[:count].tolist()) for each in values]
                 sums[0, layer, head] += len(sets[0] & sets[1])
-                for place in sets[1]:
-                    gap = second[place] - first[place]
+                for pair in sets[1]:
+                    gap = second[pair] - first[pair]
                     of_gap = np.flatnonzero(second - first == gap)
                     sums[1, layer, head] += len(sets[0] & set(of_gap.tolist())) / len(of_gap)
                 sums[2, layer, head] += spearmanr(*values).statistic
@@ -109,8 +109,8 @@ def test_rank_correlation_at_the_same_distances_is_the_mean_over_shuffles(tokeni
     for _ in range(3000):
         other = values.copy()
         for gap in range(1, 7):
-            places = np.flatnonzero(second - first == gap)
-            other[places] = draw.permutation(other[places])
+            pairs = np.flatnonzero(second - first == gap)
+            other[pairs] = draw.permutation(other[pairs])
         shuffled.append(spearmanr(values, other).statistic)
     assert found[_RANKS, 0, 0] == pytest.approx(1)
     assert found[_RANKS_MATCHED, 0, 0] == pytest.approx(np.mean(shuffled), abs=0.02)

@@ -42,7 +42,7 @@ def test_byte_level_tokens_that_begin_with_a_space():
     )
     found = annotate(["One two. Three ü four."], PreTrainedTokenizerFast(tokenizer_object=core))
     text = [core.id_to_token(number) for number in found.input_ids[0].tolist()]
-    border = next(place for place, token in enumerate(text) if token.startswith("ĠT"))
+    border = next(position for position, token in enumerate(text) if token.startswith("ĠT"))
     assert found.sentences[0].tolist() == [0] * border + [1] * (len(text) - border)
 
 
@@ -57,7 +57,7 @@ def test_padding_uses_some_token_where_none_is_named():
     assert annotate(["Word1 word2.", "Word1."], bare).attention_mask.tolist() == [[1] * 5, [1, 1, 1, 1, 0]]
 
 
-def test_segments_end_where_they_are_told_to():
+def test_segments_end_after_their_boundaries():
     starts = segment_starts("CCO.CC(=O)O>>CCOC(C)=O.", [".", ">>"])
     assert starts == [0, 4, 13]
     assert segment_starts("a>b >> . c", [">", ">>", "."]) == [0, 2, 9] and segment_starts("abc", ["."]) == [0]
@@ -66,7 +66,7 @@ def test_segments_end_where_they_are_told_to():
             check_boundaries(wrong)
 
 
-def test_segments_take_the_place_of_sentences(tokenizer):
+def test_segments_replace_sentences(tokenizer):
     text = "Word1 word2, word3. word4, word5"
     assert annotate([text], tokenizer, boundaries=[","]).sentences.tolist() == [[-1, 0, 0, 0, 1, 1, 1, 1, 2, -1]]
 

@@ -1,4 +1,4 @@
-"""Texts from files: every format, cutting, drawing, and mistakes that name the place."""
+"""Texts from files: every format, cutting, drawing, and mistakes that name the file and line."""
 
 import json
 
@@ -80,7 +80,7 @@ def test_cutting_loses_no_word_and_keeps_the_space_between(text, words):
         ("broken.parquet", "x", "cannot read"),
     ],
 )
-def test_mistakes_name_the_file_and_the_place(tmp_path, name, content, said):
+def test_mistakes_name_the_file_and_line(tmp_path, name, content, said):
     path = tmp_path / name
     if content is not None:
         path.write_text(content)

@@ -47,9 +47,9 @@ def topic_text(seed=0, lengths=LENGTHS):
 def comparing_model():
     """One head, whose output is the token's own value, whatever stands around it."""
     model = planted.planted_bert().double()
-    its = model.encoder.layer[0].attention.self
+    attention = model.encoder.layer[0].attention.self
     with torch.no_grad():
-        its.query.weight[0:80] *= 1000.0
+        attention.query.weight[0:80] *= 1000.0
     return model
 
 
@@ -246,9 +246,9 @@ def test_sentences_are_read_one_by_one(tokenizer):
     for number, (first, end) in enumerate(read.spans):
         pair = TEXT[first:end] + " " + TEXT[first:end]  # one sentence alone would be refused
         alone = sentence_vectors(model, tokenizer, pair)
-        for place in range(2):
-            assert np.allclose(alone.vectors[0][:, place], read.vectors[0][:, number], atol=1e-12)
-            assert np.allclose(alone.focus[0][:, place], read.focus[0][:, number], atol=1e-12)
+        for position in range(2):
+            assert np.allclose(alone.vectors[0][:, position], read.vectors[0][:, number], atol=1e-12)
+            assert np.allclose(alone.focus[0][:, position], read.focus[0][:, number], atol=1e-12)
 
 
 def test_a_sentence_longer_than_the_model_is_read_in_windows(tokenizer):
@@ -261,11 +261,11 @@ def test_a_sentence_longer_than_the_model_is_read_in_windows(tokenizer):
 @pytest.mark.parametrize(("length", "room"), [(3, 8), (8, 8), (9, 8), (50, 8), (51, 7), (20, 1), (7, 2)])
 def test_every_token_is_taken_from_the_best_window(causal, length, room):
     chunks = _chunks(10, 10 + length, room, causal)
-    owned = [place for chunk in chunks for place in range(chunk.own, chunk.own_end)]
+    owned = [position for chunk in chunks for position in range(chunk.own, chunk.own_end)]
     assert owned == list(range(10, 10 + length))
 
-    def context(chunk, place):
-        before, behind = place - chunk.first, chunk.end - 1 - place
+    def context(chunk, position):
+        before, behind = position - chunk.first, chunk.end - 1 - position
         if causal:
             return before
         ends = [side for side, edge in ((before, chunk.first > 10), (behind, chunk.end < 10 + length)) if edge]
@@ -273,9 +273,9 @@ def test_every_token_is_taken_from_the_best_window(causal, length, room):
 
     for chunk in chunks:
         assert chunk.end - chunk.first == min(room, length)
-        for place in range(chunk.own, chunk.own_end):
-            others = [other for other in chunks if other.first <= place < other.end]
-            assert context(chunk, place) == max(context(other, place) for other in others)
+        for position in range(chunk.own, chunk.own_end):
+            others = [other for other in chunks if other.first <= position < other.end]
+            assert context(chunk, position) == max(context(other, position) for other in others)
 
 
 # --- segmenting ---------------------------------------------------------------------------------------------------
