@@ -26,10 +26,11 @@ def test_runs_offline(path, tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (tmp_path / ".assets").symlink_to(ensure("minilm").parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # figures are displayed, as for a reader
     notebook = nbformat.read(path, 4)
-    NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    stored = [bool(cell.get("outputs")) for cell in notebook.cells]
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     assert [bool(cell.get("outputs")) for cell in notebook.cells] == stored
 
 

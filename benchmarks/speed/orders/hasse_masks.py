@@ -142,9 +142,9 @@ def find_order(mask: torch.Tensor | BitMatrix) -> Poset:
 
 def autoregressive_family(tokens: int) -> list[Task]:
     """The causal mask's: the last of t tokens predicts the next."""
-    return masks.causal(tokens).family().tasks
+    return masks.causal(tokens).task_family().tasks
 
 
 def butterfly_family(tokens: int) -> list[Task]:
     """The butterfly's: every token is predicted from a chain before it and one after it."""
-    return masks.butterfly(tokens).family().tasks
+    return masks.butterfly(tokens).task_family().tasks
