@@ -120,19 +120,19 @@ def browse(
     browsed = []
     for text in texts:
         known = next(annotated_batches([model], tokenizer, [text], 1, layers=chosen, **options))
-        places = known.positions(0, special_ids(tokenizer))
-        if len(places) > 1:
+        positions = known.positions(0, special_ids(tokenizer))
+        if len(positions) > 1:
             with evaluating(model):
                 of_layers = head_outputs(model, known, chosen)
-            outputs = [of_layers[layer.index][0, shown][:, places] for layer in chosen]
+            outputs = [of_layers[layer.index][0, shown][:, positions] for layer in chosen]
             ids = known.input_ids[0].tolist()
             whole_text = len(tokenizer(text, verbose=False)["input_ids"]) <= length
             browsed.append(
                 BrowserText(
-                    [_shown(tokenizer, ids[place]) for place in places],
-                    known.sentences[0, places].tolist(),
+                    [_shown(tokenizer, ids[position]) for position in positions],
+                    known.sentences[0, positions].tolist(),
                     not whole_text,
-                    *_matrices(outputs, percent, text_key(known.input_ids[0].numpy()[places], seed)),
+                    *_matrices(outputs, percent, text_key(known.input_ids[0].numpy()[positions], seed)),
                 )
             )
     return browsed

@@ -190,7 +190,7 @@ def _curve(one: Statistic, others: list[Statistic]) -> Any:
     """Means over heads with their interval; values inside a band do not differ from that chance level."""
     figure, axis = _figure(4.6, 3.5)
     unit = _scale(one)
-    places = np.arange(len(one.layers))
+    layer_axis = np.arange(len(one.layers))
     for level, excess, colour, label in (
         (one.chance, one.excess_interval, _COUNT, "by chance"),
         (one.chance_matched, one.excess_matched_interval, _MATCHED, "at the same distances"),
@@ -200,23 +200,29 @@ def _curve(one: Statistic, others: list[Statistic]) -> Any:
             half = _mean(excess[..., 1] - excess[..., 0]) / 2
             centre = _mean(level)
             axis.fill_between(
-                places, unit * (centre - half), unit * (centre + half), color=colour, alpha=0.2, linewidth=0
+                layer_axis, unit * (centre - half), unit * (centre + half), color=colour, alpha=0.2, linewidth=0
             )
-            axis.plot(places, unit * centre, color=colour, linestyle="--", linewidth=1.2, label=label)
+            axis.plot(layer_axis, unit * centre, color=colour, linestyle="--", linewidth=1.2, label=label)
     if one.values.ndim == 2:
         jitter = np.linspace(-0.18, 0.18, one.values.shape[1])
-        x = places[:, None] + jitter
+        x = layer_axis[:, None] + jitter
         options = {"color": _DOT, "alpha": 0.4, "linewidth": 0, "rasterized": one.values.size > _MANY}
         axis.scatter(x, unit * one.values, s=8, label="heads", **options)
     for fade, other in enumerate(others, 1):
         label = f"top {other.percent:g}%"
         axis.plot(
-            places, unit * _mean(other.values), color=_DOT, linewidth=1.0, alpha=0.75 / fade, linestyle=":", label=label
+            layer_axis,
+            unit * _mean(other.values),
+            color=_DOT,
+            linewidth=1.0,
+            alpha=0.75 / fade,
+            linestyle=":",
+            label=label,
         )
     half = _mean(one.interval[..., 1] - one.interval[..., 0]) / 2
     label = "measured" if one.percent is None else f"top {one.percent:g}%"
     axis.errorbar(
-        places,
+        layer_axis,
         unit * _mean(one.values),
         unit * half,
         color=_DOT,
@@ -234,13 +240,13 @@ def _curve(one: Statistic, others: list[Statistic]) -> Any:
 def _controls(measures: list[Statistic]) -> Any:
     figure, axis = _figure(4.6, 3.5)
     unit = _scale(measures[0])
-    places = np.arange(len(measures[0].layers))
+    layer_axis = np.arange(len(measures[0].layers))
     for one in measures:
         colour = _CONTROL[one.measure]
         half = _mean(one.interval[..., 1] - one.interval[..., 0]) / 2
         label = {"dot": "dot products", "cosine": "cosine", "attention": "A Aᵀ"}[one.measure]
         axis.errorbar(
-            places,
+            layer_axis,
             unit * _mean(one.values),
             unit * half,
             color=colour,
@@ -249,8 +255,8 @@ def _controls(measures: list[Statistic]) -> Any:
             capsize=2.5,
             label=label,
         )
-        axis.plot(places, unit * _mean(one.chance_matched), color=colour, linestyle="--", linewidth=1)
-    axis.plot(places, unit * _mean(measures[0].chance), color=_COUNT, linestyle=":", label="by chance")
+        axis.plot(layer_axis, unit * _mean(one.chance_matched), color=colour, linestyle="--", linewidth=1)
+    axis.plot(layer_axis, unit * _mean(measures[0].chance), color=_COUNT, linestyle=":", label="by chance")
     axis.plot([], [], color="black", linestyle="--", linewidth=1, label="at the same distances")
     axis.set_title(f"{statistic_named(measures[0].name).title}, and controls (on the sample)", fontsize=9)
     _finish(axis, measures[0].layers, _unit(measures[0]), "dot products")
