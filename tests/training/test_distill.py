@@ -1,7 +1,7 @@
 """Whole small runs: what they measure and leave behind, and the mistakes they refuse."""
 
+import io
 import json
-import os
 
 import numpy as np
 import pytest
@@ -339,6 +339,6 @@ def test_only_the_steps_that_are_asked_for_are_measured(root):
     assert [name for name, scores in some["scores"].items() if scores] == ["stage1"]
     assert list(some["transfer"]) == ["stage1"] and some["transfer"]["stage1"] == all_of_it["transfer"]["stage1"]
     assert "gap_closed" not in some
-    Console(file=open(os.devnull, "w")).print(results_table(some))
+    Console(file=io.StringIO()).print(results_table(some))
     with pytest.raises(AttnExtError, match=r"'measure': unknown step 'stage3'.*'stage2'|'stage1'"):
         DistillConfig.from_dict(short(root, measure=["stage3"]))

@@ -194,9 +194,8 @@ def _one_reference(
         ones = values.new_ones(*values.shape[:-1], 1) if weight is None else weight
         bound, bound_sum = causal_product(queries.bound, keys.bound, ones, bound_sum[..., None], CHUNK)
         bound_sum = bound_sum.squeeze(-1)
-    if amplitude is not None and before is not None:
-        if _hidden(empty_rows(weighted, bound, rho), amplitude, before):
-            return _reference_per_query(queries, keys, unweighted, state, rho, real)
+    if amplitude is not None and before is not None and _hidden(empty_rows(weighted, bound, rho), amplitude, before):
+        return _reference_per_query(queries, keys, unweighted, state, rho, real)
     return divide(weighted, bound, rho), AttentionState(sums, bound_sum, reference, state.length + real)
 
 

@@ -208,5 +208,5 @@ def test_a_rate_that_diverges_is_not_chosen_and_seeds_choose_for_themselves(tmp_
     assert chosen_rate([0.3, 0.2], loss_at, tmp_path, seed=1) == 0.2 and len({here for _, here in tried}) == 6
     with pytest.raises(AttnExtError, match="no rate of --lr has a finite loss: 2, 3"):
         chosen_rate([2.0, 3.0], loss_at, tmp_path, seed=1)
-    with pytest.raises(OSError):  # what has nothing to do with the rate is not hidden
+    with pytest.raises(OSError, match="full"):  # what has nothing to do with the rate is not hidden
         chosen_rate([2.0, 3.0], lambda *_: (_ for _ in ()).throw(OSError("full")), tmp_path, seed=2)

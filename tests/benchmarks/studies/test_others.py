@@ -34,7 +34,8 @@ def test_compare_kernels(small_comparison, tmp_path, capsys):
     assert "performer against hedgehog" in printed and "| hedgehog | 128 |" in printed
     assert (tmp_path / "compared" / "comparison.png").stat().st_size > 1000
     pages = tmp_path / "compared" / "128" / "pages"
-    films = [{row["movie"] for row in csv.DictReader(open(pages / f"{name}.csv"))} for name in ("train", "test")]
+    lines = [(pages / f"{name}.csv").read_text().splitlines(keepends=True) for name in ("train", "test")]
+    films = [{row["movie"] for row in csv.DictReader(split)} for split in lines]
     assert all(films) and films[0].isdisjoint(films[1])
 
 

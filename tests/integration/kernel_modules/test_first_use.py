@@ -33,7 +33,7 @@ def used(folder):
 def test_maps_come_on_first_use_with_one_warning(folder):
     model = opened(folder)
     assert hax.converted_layers(model) == []
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="attn_implementation") as caught:
         first = model(**tiny.inputs()).logits
     assert [str(w.message).startswith("attn_implementation='flexformer'") for w in caught] == [True]
     assert "optimizer" in str(caught[0].message) and "convert(model)" in str(caught[0].message)
