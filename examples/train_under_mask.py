@@ -27,9 +27,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".assets/minilm-roberta", help="a folder or a hub id of a masked model")
     parser.add_argument("--texts", type=Path, default=Path(".assets/reviews/train.csv"), help="a CSV file, column text")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--max-length", type=int, default=48, help="tokens of a text; longer ones are cut")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--max-length", type=int, default=32, help="tokens of a text; longer ones are cut")
     parser.add_argument("--out", type=Path, default=Path("runs/train_under_mask"))
     options = parser.parse_args(arguments)
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     with options.texts.open(encoding="utf-8", newline="") as stream:
         texts = [row["text"] for row in csv.DictReader(stream)]
     data = [{"input_ids": ids} for ids in tokenizer(texts, add_special_tokens=False)["input_ids"] if len(ids) > 1]
-    held_out, train = data[:64], data[64:]
+    held_out, train = data[:32], data[32:]
     trainer = Trainer(
         model,
         TrainingArguments(

@@ -94,7 +94,7 @@ def test_hybrid_layers(tiny_assets, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--keep", "2"], "keep must lie between 1 and 1, for a model of 2 layers that can be converted, got 2"),
+        (["--keep", "2"], "keep must be between 1 and 1 for a model with 2 layers that can be converted, got 2"),
         (["--kernel", "hegdehog", "--keep", "1"], "unknown kernel 'hegdehog'. Did you mean 'hedgehog'?"),
         (["--count", "1"], "1 texts are too few"),
     ],
