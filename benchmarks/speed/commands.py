@@ -93,7 +93,7 @@ def decode(
     dtype: Dtype = "float32",
     out: Out = Path("runs/bench"),
 ) -> None:
-    """Time a token's decoding at growing contexts: converted models against the stock one with its default cache.
+    """Time decoding per token at growing contexts, for converted models and the base model with its default cache.
 
     The model has GPT-2's shape and random weights. Writes decode.json and decode.png.
     """

@@ -13,7 +13,7 @@ tokens; then, for each seed, stage 1 and stage 2. Reported on the test films: ou
 head's output; next to it, the same without the square), KL to softmax, and the task's Pearson correlation after each
 stage. Means and standard deviations over seeds.
 
-A stopped comparison continues when the same command is given again. Writes OUT/comparison.json, .md and .png.
+To continue a stopped comparison, repeat the command. Writes OUT/comparison.json, .md and .png.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def measure(
     """Return seconds per step of both ways (median; the ways take turns) and their first losses.
 
     Args:
-        model_name: folder or hub id of a stock encoder.
+        model_name: folder or hub id of the base encoder, not converted.
         kernel, num_features: as in :class:`hf_attn_ext.AttnExtConfig`.
         batch_size, length: of the batch; no padding.
         steps: timed steps of each way, after one that is not timed.
@@ -147,7 +147,7 @@ def measure(
 def main() -> None:
     """Parse the options and run the study."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=".assets/minilm-roberta", help="folder or hub id of a stock encoder")
+    parser.add_argument("--model", default=".assets/minilm-roberta", help="folder or hub id of the base encoder")
     parser.add_argument("--kernel", default="flexformer_p", choices=list_kernels())
     parser.add_argument("--num-features", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8)

@@ -106,7 +106,7 @@ class CheckpointStore:
         for file in (folder / "loop.json", random_file):
             if not file.is_file():
                 raise AttnExtError(
-                    f"checkpoint {str(folder)!r} lacks {file.name!r}: delete it to go on from an earlier one"
+                    f"checkpoint {str(folder)!r} lacks {file.name!r}: delete it to continue from an earlier checkpoint"
                 )
         state = LoopState(**read_json(folder / "loop.json"))
         stage.load_state(folder)

@@ -205,7 +205,7 @@ class OutputConfig:
 
     Attributes:
         folder: the run's folder: ``model/`` (the converted model), ``results.json``, ``metrics.jsonl``, ``teacher/``
-            (if fine-tuned here), ``checkpoints/``. A run killed at any time goes on from here when started again.
+            (if fine-tuned here), ``checkpoints/``. A run that was killed continues from here when it is started again.
         log_every: steps between lines of training losses in ``metrics.jsonl``.
         progress: show progress bars.
     """

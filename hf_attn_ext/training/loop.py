@@ -88,7 +88,7 @@ def train(
 ) -> dict[str, float]:
     """Train ``stage`` to the end and leave it with the weights of its best evaluation.
 
-    Goes on from the newest checkpoint in ``folder``, if there is one, exactly as if it had never stopped.
+    Training continues from the newest checkpoint in ``folder``, if there is one, as if it had never stopped.
 
     Args:
         stage: what is trained.

@@ -61,8 +61,8 @@ def distill(
 ) -> DistillResult:
     """Convert a model and train it: attention transfer (stage 1), then its task (stage 2).
 
-    A run that was stopped, at any time and in any way, goes on where it was when it is started again; a finished run
-    returns its results at once.
+    A run that was stopped, at any time and in any way, continues when it is started again. A finished run returns its
+    results at once.
 
     Args:
         config: a :class:`DistillConfig`, nested dictionaries, or a YAML file.

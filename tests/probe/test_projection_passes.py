@@ -26,11 +26,11 @@ def test_as_many_texts_as_tokens_are_told_apart_by_a_pass_before(tokenizer):
     square = torch.randint(5, 30, (4, 4))
     for make in HomeMade, Transposed:
         with ContextSimilarityProbe(make(), tokenizer, **where) as probe:
-            with pytest.raises(AttnExtError, match="got 4 texts of 4 tokens: which axis is the batch"):
+            with pytest.raises(AttnExtError, match="got 4 texts of 4 tokens: the batch axis cannot be identified"):
                 probe.model(square)
             if make is HomeMade:
                 probe.model(square[:1, :1])  # says nothing
-                with pytest.raises(AttnExtError, match="which axis is the batch"):
+                with pytest.raises(AttnExtError, match="the batch axis cannot be identified"):
                     probe.model(square)
                 probe.model(square[:3])
                 probe.model(square)

@@ -174,7 +174,7 @@ def check_kernels(names: Sequence[str]) -> None:
 
 
 def kernel_options(kernel: str, longest: int) -> dict[str, int]:
-    """What a kernel must be told of the sequences: ``max_length``, where it has such an option."""
+    """Options of the kernel that depend on the sequences: ``max_length``, if it has that option."""
     known = inspect.signature(check_kernel(kernel, 1, {}).__init__).parameters
     return {"max_length": longest} if "max_length" in known else {}
 

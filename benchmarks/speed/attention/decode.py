@@ -1,4 +1,4 @@
-"""``bench decode``: time a token at growing contexts, converted models against the stock one and its default cache."""
+"""``bench decode``: time per token at growing contexts, of converted models and the base model with its own cache."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Decoder:
     """A model in the middle of a text.
 
     Args:
-        model: stock or converted.
+        model: converted or not.
         cache: its cache, empty.
         batch: rows.
         family, note: for the report.
@@ -165,7 +165,7 @@ class Decoder:
 
 
 class StockDecoder(Decoder):
-    """The stock model under sdpa with ``generate()``'s default cache, filled with random keys and values at once."""
+    """The base model under sdpa with ``generate()``'s default cache, filled with random keys and values at once."""
 
     def fill(self, context: int) -> None:
         """Read a context of that many tokens."""

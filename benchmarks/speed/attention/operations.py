@@ -146,7 +146,7 @@ def _sums(f: int, v: int, causal: bool, which: str, chunk: int = CHUNK) -> Opera
 
 
 def _bounds(m: int, causal: bool, which: str) -> Operations:
-    """The floor of the normaliser: sums over M bounds and the value 1; without an order, keys are just added."""
+    """Operations of the normaliser's floor: sums over M bounds and the value 1; without an order, keys are added."""
     if not m:
         return Operations()
     if causal:

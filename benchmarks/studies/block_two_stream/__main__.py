@@ -6,8 +6,8 @@
 
 Every model of a seed starts from the same weights and sees the same texts in the same order, for the same number of
 steps. ``sotu`` first trains a small GPT (rotary positions) for the next token; ``mgm`` is a checkpoint of others, whose
-training texts nobody has: its own samples stand in for them. Each kernel's model is the stock one converted, its maps
-trained on the softmax stream (stage 1). Then each is trained on for the next token, or under
+training texts nobody has: its own samples stand in for them. Each kernel's model is the base model converted, with
+its feature maps trained on the softmax stream (stage 1). Then each is trained on for the next token, or under
 ``set_mask(model, "block_two_stream", block_size=l)``, where a step has twice as many positions for as many predictions.
 
 Measured on held-out text, in nats a token, over the same tokens for all (a sequence's first is left out):
@@ -20,7 +20,7 @@ Measured on held-out text, in nats a token, over the same tokens for all (a sequ
 The control, ``unigram``, predicts every token by its share in the training text. A model that predicts a block without
 seeing its context has mask tokens and positions to go by and could do little better.
 
-A stopped run continues when the same command is given again, and finished ones are read. Writes OUT/results.json, .md
+To continue a stopped run, repeat the command; finished runs are read. Writes OUT/results.json, .md
 and .png; the models are in OUT/ATTENTION/TRAINING/seed-SEED/model. From the time of single steps, one seed of either
 model should take some 20 minutes on one or two cores: an estimate, to be checked.
 """

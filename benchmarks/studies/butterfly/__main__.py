@@ -21,7 +21,7 @@ control, ``unigram``, predicts every token by its share in the training text.
 the largest difference, and how many times less processor time it takes. Against the n passes of masked language
 modelling: the rank correlation of the tokens' log-probabilities, and the time.
 
-A stopped run continues when the same command is given again, and finished ones are read. Writes OUT/results.json, .md
+To continue a stopped run, repeat the command; finished runs are read. Writes OUT/results.json, .md
 and .png; the models are in OUT/TRAINING/seed-SEED/model. From the time of single steps, one seed should take some
 20 minutes on one or two cores: an estimate, to be checked.
 """

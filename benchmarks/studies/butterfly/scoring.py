@@ -1,4 +1,4 @@
-"""Every token's log-probability given all the others: in one pass, or in one a token."""
+"""Every token's log-probability given all other tokens: from one pass, or from one pass per token."""
 
 from __future__ import annotations
 

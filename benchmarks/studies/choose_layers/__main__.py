@@ -13,7 +13,7 @@ of as many layers, of the first and the last layers, of what two other criteria 
 are initialised, and neighbours), and of every choice there is, or of ``--choices`` drawn ones; and, with all layers
 converted, which heads kept their function (``compare``).
 
-A stopped run continues when the same command is given again. Writes OUT/results.json, .md and .png.
+To continue a stopped run, repeat the command. Writes OUT/results.json, .md and .png.
 """
 
 from __future__ import annotations

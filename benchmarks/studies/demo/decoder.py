@@ -13,7 +13,7 @@ logits and losses those of the run within a tolerance. It also writes a few word
 constant-size state in place of a cache. All of it is the library's: ``hf_attn_ext.training.distill`` and
 ``hf_attn_ext.hub.card``.
 
-A stopped run continues when the same command is given again.
+To continue a stopped run, repeat the command.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--num-features", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--samples", type=int, default=1024, help="texts that mgm writes")
-    parser.add_argument("--prompt", default=None, help="what generate() goes on from")
+    parser.add_argument("--prompt", default=None, help="the prompt of generate()")
     parser.add_argument("--out", default=None, help="the run's folder; default runs/demo-gpt-MODEL-KERNEL-SEED")
     add_set_option(parser)
     options = parser.parse_args(arguments)

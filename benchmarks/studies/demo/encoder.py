@@ -10,7 +10,7 @@ buffers that the process opened must equal the saved ones bit for bit, its logit
 All of it is the library's: ``hf_attn_ext.training.distill`` and ``hf_attn_ext.hub.card``.
 
 The default task is regression: the valence, from -4 to 4, that people gave to sentences of film reviews, split by
-film. A stopped run continues when the same command is given again.
+film. To continue a stopped run, repeat the command.
 """
 
 from __future__ import annotations

@@ -12,15 +12,16 @@ encoder is meant to be used; on the embeddings a ridge regression is fitted, the
 **The long task**: in which year was this State of the Union address given? Addresses of more than 4,096 tokens, read
 from the beginning, 512 tokens or more of them. Each president's are dated by a regression fitted on those of all
 others; errors are in years, their standard errors from a bootstrap over presidents. Stage 1 has seen none of these
-addresses. Beside the converted model: MiniLM's own softmax on the first 512 tokens; the same on windows of 512 tokens,
-embeddings averaged; a control without attention (plain averaging in every layer); and a bag of words.
+addresses. The converted model is compared with MiniLM's own softmax on the first 512 tokens; with the same on windows
+of 512 tokens, embeddings averaged; with a control without attention (plain averaging in every layer); and with a bag of
+words.
 
 **Short texts**: the valence of review sentences (films apart), the first 128 tokens of the addresses, and how close the
 converted model's embeddings are to MiniLM's.
 
 **Cost**: processor time and peak memory of one forward pass of one document, for softmax and the converted model.
 
-A stopped run continues when the same command is given again. Writes OUT/results.json, .md and .png; the converted
+To continue a stopped run, repeat the command. Writes OUT/results.json, .md and .png; the converted
 encoder is in OUT/model-SEED: ``AutoModel.from_pretrained`` opens it, after ``import hf_attn_ext``.
 """
 
@@ -53,7 +54,7 @@ from hf_attn_ext.training.launch import computes_in_bf16
 from . import data, scores
 from . import report as reporting
 
-WINDOW = 512  # positions of the stock model, at most
+WINDOW = 512  # at most the positions of the base model
 KERNEL = {"kernel": "flexformer_p", "num_features": 64}
 STAGE1 = {"batch_size": 2, "lr": 2e-2, "queries_per_sequence": 64, "calibration_batches": 4}
 
@@ -81,7 +82,7 @@ class Run:
     # -- models ------------------------------------------------------------------------------------------------------
 
     def extended(self) -> Path:
-        """The stock model with more positions, and its tokenizer."""
+        """Folder of the base model with more positions, and its tokenizer."""
         folder = self.out / "extended"
         if not folder.is_dir():
             model = hax.extend_positions(AutoModel.from_pretrained(ensure("minilm")), self.options.longest)
@@ -119,7 +120,7 @@ class Run:
         return distill(config).results
 
     def converted(self, seed: int) -> Path:
-        """The bare encoder with the trained kernels; its other weights are the stock model's."""
+        """Folder of the bare encoder with the trained kernels; its other weights are the base model's."""
         folder = self.out / f"model-{seed}"
         if not folder.is_dir():
             trained = AutoModelForSequenceClassification.from_pretrained(self.out / f"stage1-{seed}" / "model")
@@ -223,7 +224,7 @@ class Run:
         return self.embed(name, kind, self.first(length), seed)
 
     def short_task(self, seeds: list[int]) -> dict[str, Any]:
-        """Valence of review sentences, and how close the converted embeddings are to the stock model's."""
+        """Valence of review sentences, and how close the converted embeddings are to the base model's."""
         rows = data.some_reviews("train", 2 * self.options.sentences)
         cut = len(rows)
         rows += data.some_reviews("test", self.options.sentences)

@@ -110,7 +110,7 @@ def heads_error(model: torch.nn.Module, texts: list[torch.Tensor], queries: int 
     """Relative squared error of the heads' outputs against softmax, mean over heads and layers.
 
     Args:
-        model: converted; its hidden stream is that of softmax.
+        model: converted; its layers receive the hidden states of the softmax model.
         texts: token ids, (1, N) each.
         queries: of each text, evenly spread.
     """

@@ -12,7 +12,7 @@ Contestants: context similarity of MiniLM's heads, sentences read one by one or 
 that separators draw in the last layers; both; the same heads with random weights; embeddings of the sentences by MiniLM
 with the same two ways to cut; TextTiling from nltk; equal lengths; chance. The number of pieces is known, or not.
 
-A stopped run continues when the same command is given again. Writes OUT/results.json, .md and .png.
+To continue a stopped run, repeat the command. Writes OUT/results.json, .md and .png.
 """
 
 from __future__ import annotations

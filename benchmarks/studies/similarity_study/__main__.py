@@ -11,7 +11,7 @@ the model, and as many as asked for are drawn. Reactions are taken whole. ``--da
 
 Four runs of the probe: the model; and, on fewer texts, two controls and the model again, to compare them with: the same
 model with random weights, which has learnt nothing, and the model on texts whose tokens are shuffled while sentences
-stay where they were, where no language is left. A stopped run continues when the same command is given again.
+stay where they were, where no language is left. To continue a stopped run, repeat the command.
 
 Then the plain forward pass is timed against the probe on the same texts. Writes OUT/study.md, OUT/study.png,
 OUT/speed.json, and OUT/trained with report.html, statistics and figures; OUT/reference, OUT/untrained and OUT/shuffled

@@ -38,7 +38,7 @@ def source_of(model: str, files: list[str] | None, tokens: int) -> Source:
     """``minilm`` or any other model on the English texts, or ``rxnfp`` on reactions."""
     if model == "rxnfp":
         folder, ends = ensure("rxnfp"), [".", ">>"]
-        what = f"{', '.join(files) if files else 'reactions of US patents'}, one a text, cut at {tokens} tokens"
+        what = f"{', '.join(files) if files else 'reactions of US patents'}, one per text, cut at {tokens} tokens"
         settings = {"max_length": tokens, "truncation": True, "boundaries": ends, "separators": ends}
         molecule = 'molecule: what ends with "." or ">>"'
         return Source("rxnfp", "rxnfp", str(folder), files or [str(folder / "reactions.txt")], what, molecule, settings)

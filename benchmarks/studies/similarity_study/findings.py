@@ -306,7 +306,7 @@ def _last(
 
 def _unique(one: Statistic, tables: Mapping[str, ProbeStatistics]) -> list[Row]:
     source = "each head has a most common token of its own"
-    seen = "distinct most common tokens, over heads (100%: a token a head)"
+    seen = "distinct most common tokens, over heads (100%: each head has its own)"
     rule = "above what heads with random pairs have, by its interval"
     return [_last("own token", source, seen, one, tables, rule)]
 

@@ -15,8 +15,8 @@ worth here, and a kernel shall keep it. The linear models are converted before t
 trained whole; their maps may learn faster (``--map-lr-factor``). ``--local-window 0`` has no local layers (Llama), and
 ``--positions learned`` is GPT-2, which has none either: with ``--kernels none`` one sees how softmax does there.
 
-The library's training loop runs all of it (``hf_attn_ext.training``), so a stopped run continues when the same command
-is given again; a finished one is read. Writes OUT/results.json, .md and .png; the models are in
+The library's training loop (``hf_attn_ext.training``) runs all of it. To continue a stopped run, repeat the command;
+finished runs are read. Writes OUT/results.json, .md and .png; the models are in
 OUT/NAME/seed-SEED/model.
 """
 

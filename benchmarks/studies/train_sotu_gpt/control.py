@@ -1,4 +1,4 @@
-"""The control: a stock model whose attention has windows, so that it sees the last few tokens and no others."""
+"""The control: a softmax model whose attention sees only a window of the last few tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The untrained models: the stock one, the control, and each kernel's, all of the same number of parameters."""
+"""The untrained models: the softmax model, the control, and one per kernel, all of the same number of parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .control import WINDOWED, control_name, local_layers, register_windows, win
 
 
 def mlp_width(options: argparse.Namespace) -> int:
-    """The stock models' MLP width: both kinds then have about as many parameters in it."""
+    """MLP width of the softmax models; it gives both kinds of MLP about as many parameters."""
     return 4 * options.hidden if options.positions == "learned" else 8 * options.hidden // 3
 
 

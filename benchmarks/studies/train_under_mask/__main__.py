@@ -10,7 +10,7 @@
 sides in one pass (``butterfly_score``). With a ``kernel`` the model is converted first and trained on linear
 attention.
 
-The Trainer saves checkpoints under OUT/checkpoints; the same command goes on from the newest, and one that is at its
+The Trainer saves checkpoints under OUT/checkpoints; the same command continues from the newest, and one that is at its
 end is only evaluated again. OUT/settings.json keeps the settings: a run can be made longer (max_steps,
 num_train_epochs) and log or save otherwise, every other difference is refused. At the end OUT/model is written, which
 opens with ``attn_implementation="hasse"``, and OUT/results.json: the held-out loss before and after, which is the sum

@@ -23,9 +23,9 @@ from hf_attn_ext.training.data.loading import FILE_FORMATS
 MASKS = ("block_two_stream", "butterfly")
 REFUSED = {  # fields of TrainingArguments that would go against what the command does
     "output_dir": "it is OUT/checkpoints; set out instead",
-    "resume_from_checkpoint": "the same command goes on from the newest checkpoint under OUT by itself",
+    "resume_from_checkpoint": "the command continues from the newest checkpoint under OUT without it",
     "push_to_hub": "the model is written to OUT/model; push it from there when it is as you want it",
-    "save_only_model": "such checkpoints have no optimizer, and a run could not go on from them",
+    "save_only_model": "such checkpoints have no optimizer state, so a run cannot continue from them",
     "label_names": "the collator says where the labels are",
     "batch_eval_metrics": "the held-out loss is one number over all labels",
     "prediction_loss_only": "the held-out loss is computed from the predictions",

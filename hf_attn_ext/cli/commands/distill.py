@@ -17,8 +17,7 @@ def distill(
 ) -> None:
     """Convert a model and train its kernels: attention transfer, then fine-tuning on the task.
 
-    The model's card is written at the end. A run that was stopped goes on where it was when the same command is
-    given again.
+    The model's card is written at the end. To continue a stopped run, repeat the command.
     """
     from hf_attn_ext.training import distill as run
     from hf_attn_ext.training import load_config, results_table

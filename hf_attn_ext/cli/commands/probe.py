@@ -62,8 +62,8 @@ def probe(
 ) -> None:
     """Measure the context similarity of every attention head over a corpus.
 
-    Writes statistics.json, statistics.parquet, figures/ and report.html. A run that was stopped goes on where it was
-    when the same command is given again. Two processes on a CPU:
+    Writes statistics.json, statistics.parquet, figures/ and report.html. To continue a stopped run, repeat the command.
+    Two processes on a CPU:
     ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m hf_attn_ext.cli probe ...
     """
     from hf_attn_ext.probe.config import load_probe_config

@@ -99,8 +99,8 @@ def heads_of_input(layer: Layer, given: tuple, shape: Sequence[int] | None, know
         known_batch_axis.add(layer.index)
     elif sizes[0] > 1 and layer.index not in known_batch_axis:
         raise AttnExtError(
-            f"{layer.name} got {sizes[0]} texts of {sizes[1]} tokens: which axis is the batch cannot be told; let the "
-            "first pass have another number of texts, or of tokens"
+            f"{layer.name} got {sizes[0]} texts of {sizes[1]} tokens: the batch axis cannot be identified; run the "
+            "first pass with a number of texts that differs from the number of tokens"
         )
     return x.detach().unflatten(2, (layer.num_heads, -1)).transpose(1, 2)
 

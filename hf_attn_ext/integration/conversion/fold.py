@@ -46,7 +46,7 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     """
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel) or not is_converted(model):
-        raise AttnExtError(f"fold needs a converted model itself, not wrapped or stock; got {name}")
+        raise AttnExtError(f"fold needs a converted model that is not wrapped, got {name}")
     check_bare(model)
     if getattr(model.config, FOLDED, False):
         raise AttnExtError(f"{name} is folded already")

@@ -144,40 +144,40 @@ _CONFIG_CLASSES: dict[type, type[PreTrainedConfig]] = {}  # by the class that th
 _MODEL_CLASSES: dict[type, type[PreTrainedModel]] = {}
 
 
-def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
-    """Return the configuration class of the converted models of ``stock``, such as ``AttnExtRobertaConfig``."""
-    if stock in _CONFIG_CLASSES:
-        return _CONFIG_CLASSES[stock]
+def config_class(base: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """Return the configuration class of the converted models of ``base``, such as ``AttnExtRobertaConfig``."""
+    if base in _CONFIG_CLASSES:
+        return _CONFIG_CLASSES[base]
     namespace = {
         "__module__": __name__,
-        "__doc__": f"{stock.__name__} with the field ``attn_ext``, see :class:`hf_attn_ext.AttnExtConfig`.",
+        "__doc__": f"{base.__name__} with the field ``attn_ext``, see :class:`hf_attn_ext.AttnExtConfig`.",
         "__annotations__": {"attn_ext": dict[str, Any] | None},
         "attn_ext": None,
-        "model_type": TYPE_PREFIX + stock.model_type,
+        "model_type": TYPE_PREFIX + base.model_type,
     }
-    made: Any = strict(type(CLASS_PREFIX + stock.__name__, (AttnExtConfigMixin, stock), namespace))
-    globals()[made.__name__] = _CONFIG_CLASSES[stock] = made
+    made: Any = strict(type(CLASS_PREFIX + base.__name__, (AttnExtConfigMixin, base), namespace))
+    globals()[made.__name__] = _CONFIG_CLASSES[base] = made
     return made
 
 
-def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """Return the class of the converted models of ``stock``, such as ``AttnExtRobertaForMaskedLM``."""
-    if stock in _MODEL_CLASSES:
-        return _MODEL_CLASSES[stock]
-    config: Any = stock.config_class
+def model_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """Return the class of the converted models of ``base``, such as ``AttnExtRobertaForMaskedLM``."""
+    if base in _MODEL_CLASSES:
+        return _MODEL_CLASSES[base]
+    config: Any = base.config_class
     namespace = {
         "__module__": __name__,
-        "__doc__": f"{stock.__name__} with linear attention; made by :func:`hf_attn_ext.convert`.",
+        "__doc__": f"{base.__name__} with linear attention; made by :func:`hf_attn_ext.convert`.",
         "config_class": config_class(config),
-        "stock_class": stock,
-        "forward_parameters": tuple(inspect.signature(stock.forward).parameters)[1:],
+        "stock_class": base,
+        "forward_parameters": tuple(inspect.signature(base.forward).parameters)[1:],
         # Feature maps stay in float32 in half precision models, see layers.build_feature_map.
-        "_keep_in_fp32_modules_strict": [*(stock._keep_in_fp32_modules_strict or ()), ATTRIBUTE],
+        "_keep_in_fp32_modules_strict": [*(base._keep_in_fp32_modules_strict or ()), ATTRIBUTE],
     }
-    made: Any = type(CLASS_PREFIX + stock.__name__, (AttnExtModelMixin, stock), namespace)
+    made: Any = type(CLASS_PREFIX + base.__name__, (AttnExtModelMixin, base), namespace)
     # Transformers looks up what a model can record by the name of its class, which a swapped class has not entered.
-    dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(made), stock._can_record_outputs)
-    globals()[made.__name__] = _MODEL_CLASSES[stock] = made
+    dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(made), base._can_record_outputs)
+    globals()[made.__name__] = _MODEL_CLASSES[base] = made
     return made
 
 
@@ -235,9 +235,9 @@ def register_families() -> None:
 
 def __getattr__(name: str) -> type:
     """Make a class of a model outside the table when it is looked up by name, as pickle and the shim do."""
-    stock = getattr(transformers, name.removeprefix(CLASS_PREFIX), None) if name.startswith(CLASS_PREFIX) else None
-    if isinstance(stock, type) and issubclass(stock, PreTrainedConfig):
-        return config_class(stock)
-    if isinstance(stock, type) and issubclass(stock, PreTrainedModel):
-        return model_class(stock)
+    base = getattr(transformers, name.removeprefix(CLASS_PREFIX), None) if name.startswith(CLASS_PREFIX) else None
+    if isinstance(base, type) and issubclass(base, PreTrainedConfig):
+        return config_class(base)
+    if isinstance(base, type) and issubclass(base, PreTrainedModel):
+        return model_class(base)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -47,9 +47,9 @@ def attach_on_first_use(module: nn.Module, query: Tensor) -> FeatureMap:
     layer_idx = number if layer_idx is None else layer_idx
     if number == 0:
         warnings.warn(
-            f"attn_implementation='flexformer' on a stock model: untrained {settings.kernel} feature maps "
-            f"({settings.num_features} features, seed {settings.seed}) are attached on first use. The outputs mean "
-            "little until the feature maps are distilled, and an optimizer made before does not hold them: call "
+            f"attn_implementation='flexformer' on a model that is not converted: untrained {settings.kernel} feature "
+            f"maps ({settings.num_features} features, seed {settings.seed}) are attached on first use. The outputs "
+            "mean little until the feature maps are distilled, and an optimizer made before does not hold them: call "
             "hf_attn_ext.convert(model) before training or saving (it keeps these feature maps).",
             stacklevel=2,
         )
@@ -88,7 +88,7 @@ def _count(module: nn.Module) -> int:
 
 def _refuse_state(feature_map: nn.Module, prefix: str, keep_vars: bool) -> None:
     raise AttnExtError(
-        f"{prefix.rstrip('.') or 'this feature map'} was attached on first use to a stock model, which would open as "
-        "softmax if saved like this. Call hf_attn_ext.convert(model) first (it keeps the feature maps), or "
+        f"{prefix.rstrip('.') or 'this feature map'} was attached on first use, and the saved model would open with "
+        "softmax. Call hf_attn_ext.convert(model) first (it keeps the feature maps), or "
         "hf_attn_ext.revert(model) to remove them"
     )

@@ -218,7 +218,7 @@ class MaskCall:
 
     def stock(self, backend: str) -> Tensor | None:
         """Return the mask of Transformers' own mask function, for a layer that keeps the model's pattern."""
-        return self.kept(("stock", backend), lambda: ALL_MASK_ATTENTION_FUNCTIONS[backend](**self.asked))
+        return self.kept(("base", backend), lambda: ALL_MASK_ATTENTION_FUNCTIONS[backend](**self.asked))
 
     def check_sizes(self, module: nn.Module, query: Tensor, key: Tensor) -> None:
         """Raise AttnExtError unless the call has the queries and keys that the mask was made for."""

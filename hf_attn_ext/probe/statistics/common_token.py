@@ -54,7 +54,7 @@ class UniqueTokens(HeadStatistic):
     claim = Claim(
         "unique_tokens",
         "each head has its own most common token",
-        "layer {layer}: its heads' most common tokens are {value} distinct (100% is a token a head)",
+        "layer {layer}: its heads' most common tokens are {value} distinct (100%: each head has its own)",
     )
 
     def count(self, pairs: PairSet) -> np.ndarray:

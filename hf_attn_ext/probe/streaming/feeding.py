@@ -58,7 +58,7 @@ def annotated_batches(
     if not isinstance(texts, Iterable):
         raise AttnExtError(f"texts must be a list of strings, got {short(texts)}")
     if isinstance(documents, (str, bytes)) or not (documents is None or isinstance(documents, Iterable)):
-        raise AttnExtError(f"documents must be a list of names, one a text, got {short(documents)}")
+        raise AttnExtError(f"documents must be a list with one name per text, got {short(documents)}")
     batch_size = whole(batch_size, 1, "batch_size")
     max_length = None if max_length is None else whole(max_length, 1, "max_length")
     check_language(language)
