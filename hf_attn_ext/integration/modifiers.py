@@ -44,9 +44,6 @@ def refuse_modifiers(module: nn.Module, kwargs: Mapping[str, Any], computation: 
         kwargs: the keywords of the call.
         computation: how the result is computed.
         what: the name of the computation in the message.
-
-    Raises:
-        AttnExtError: it passes one.
     """
     for name in left_out(kwargs, computation):
         raise AttnExtError(f"{type(module).__name__} passes {name!r} to its attention, which {what} does not honour")

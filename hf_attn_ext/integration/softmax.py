@@ -48,9 +48,6 @@ def softmax_attention(
 
     Returns:
         The output (B, Nq, H, d_v), and the weights or None.
-
-    Raises:
-        AttnExtError: attention sinks or another modifier that this computation would leave out.
     """
     refuse_modifiers(module, kwargs, "scores" if need_weights else "sdpa", "softmax here")
     length = query.shape[2]

@@ -25,9 +25,6 @@ def readable_layers(model: nn.Module, projections: Sequence[str] | str | None, n
     Args:
         model: any module.
         projections, num_heads: as :class:`.ContextSimilarityProbe` takes them.
-
-    Raises:
-        AttnExtError: a model that cannot be captured, or ``num_heads`` without ``projections``.
     """
     if projections is not None:
         return projection_layers(model, projections, num_heads)
@@ -37,11 +34,7 @@ def readable_layers(model: nn.Module, projections: Sequence[str] | str | None, n
 
 
 def choose_layers(readable: list[Layer], chosen: Sequence[int | str] | int | str | None) -> list[Layer]:
-    """Return the layers that ``chosen`` names by number or by pattern, in order; None takes all.
-
-    Raises:
-        AttnExtError: a number or pattern that matches no layer, or an empty list.
-    """
+    """Return the layers that ``chosen`` names by number or by pattern, in order; None takes all."""
     if chosen is None:
         return readable
     wanted = _listed(chosen, (numbers.Integral, str), "layers", "numbers or patterns of names")
@@ -68,11 +61,7 @@ def _range(layers: list[Layer]) -> str:
 
 
 def choose_heads(layers: list[Layer], chosen: Sequence[int] | int | None) -> list[int]:
-    """Return the numbers of the chosen heads, in order; None takes all.
-
-    Raises:
-        AttnExtError: a number out of range, an empty list, or None where the layers differ in their number of heads.
-    """
+    """Return the numbers of the chosen heads, in order; None takes all."""
     count = min(layer.num_heads for layer in layers)
     if chosen is None:
         if any(layer.num_heads != count for layer in layers):
@@ -103,11 +92,7 @@ def token_ids(tokenizer: Any, tokens: Sequence[str]) -> set[int]:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Check that ``tokenizer`` is a tokenizer or None.
-
-    Raises:
-        AttnExtError: it is something else.
-    """
+    """Check that ``tokenizer`` is a tokenizer or None."""
     if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
         raise AttnExtError(
             f"tokenizer must be a PreTrainedTokenizerFast, got {short(tokenizer)}; open it with "
@@ -121,9 +106,6 @@ def require_tokenizer(tokenizer: Any, function: str) -> None:
     Args:
         tokenizer: what the caller passed.
         function: the name of the public function, for the message.
-
-    Raises:
-        AttnExtError: it is None or something else.
     """
     if tokenizer is None:
         raise AttnExtError(f"{function} needs the model's tokenizer; pass tokenizer")
@@ -147,11 +129,7 @@ def check_ids(ids: Tensor, reader: nn.Module) -> None:
 
 
 def one_of(value: Any, options: Sequence[str], name: str) -> None:
-    """Check that an argument is one of several strings.
-
-    Raises:
-        AttnExtError: it is not; the message lists ``options``.
-    """
+    """Check that an argument is one of several strings."""
     if value not in options:
         raise AttnExtError(f"{name} must be one of {', '.join(options)}, got {short(value)}.{suggest(value, options)}")
 
@@ -190,11 +168,7 @@ def share(given: float) -> float:
 
 
 def finite(given: Any, name: str) -> None:
-    """Check that an argument is a finite number.
-
-    Raises:
-        AttnExtError: it is not.
-    """
+    """Check that an argument is a finite number."""
     if not _is_number(given) or not math.isfinite(given):
         raise AttnExtError(f"{name} must be a finite number, got {short(given)}")
 

@@ -35,10 +35,6 @@ class RunFolder:
 
         Args:
             identity: everything that the statistics depend on, as JSON values; a resumed run must have the same.
-
-        Raises:
-            AttnExtError: the folder holds something else or a run with other settings (the first difference is named),
-                or cannot be written.
         """
         check_run_folder(self.root, MARKER, identity)
         claim_run_folder(self.root, MARKER, identity)
@@ -52,11 +48,7 @@ class RunFolder:
             np.savez(file, head=np.array(head), **arrays)
 
     def load(self) -> tuple[dict[str, Any] | None, int]:
-        """Return the last saved state, or None, and the number of texts that it has seen.
-
-        Raises:
-            AttnExtError: the file is damaged.
-        """
+        """Return the last saved state, or None, and the number of texts that it has seen."""
         if not self.state.is_file():
             return None, 0
         try:

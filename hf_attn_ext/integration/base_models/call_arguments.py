@@ -43,9 +43,6 @@ def check_no_cache(given: Mapping[str, Any]) -> None:
 
     Args:
         given: the call's arguments by name; a cache says its length, or holds tensors in sequences or mappings.
-
-    Raises:
-        AttnExtError: it continues one.
     """
     for name in _CACHES:
         cache: Any = given.get(name)
@@ -68,9 +65,6 @@ def padding_mask(given: Mapping[str, Any]) -> Tensor | None:
 
     Returns:
         Bool (B, N), True = real token; None where the call has neither tokens nor a mask.
-
-    Raises:
-        AttnExtError: a mask (B, N) with other values than 0 and 1, or a float mask without any 1, which is additive.
     """
     ids, mask = given.get("input_ids"), given.get("attention_mask")
     if torch.is_tensor(mask) and mask.ndim == 2:

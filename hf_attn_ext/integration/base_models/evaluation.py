@@ -14,10 +14,6 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
     Args:
         *models: the models.
-
-    Example:
-        >>> with evaluating(model):  # doctest: +SKIP
-        ...     model(**batch)
     """
     modes = [(module, module.training) for model in models for module in model.modules()]
     for model in models:

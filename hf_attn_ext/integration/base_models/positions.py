@@ -67,12 +67,7 @@ def extend_positions(model: PreTrainedModel, length: int) -> PreTrainedModel:
 
 
 def position_table(model: nn.Module) -> tuple[int, int] | None:
-    """Return how many learned positions a model can use, and the position id of the first; None for rotary models.
-
-    Example:
-        >>> position_table(roberta)  # doctest: +SKIP
-        (512, 2)
-    """
+    """Return how many learned positions a model can use, and the position id of the first; None for rotary models."""
     tables = [getattr(module, name) for module in model.modules() for name in _TABLES if _is_table(module, name)]
     if not tables:
         return None
@@ -81,12 +76,7 @@ def position_table(model: nn.Module) -> tuple[int, int] | None:
 
 
 def max_tokens(model: nn.Module) -> int | None:
-    """Return how many tokens a text may have, special tokens included; None where the model does not limit them.
-
-    Example:
-        >>> max_tokens(roberta)  # doctest: +SKIP
-        512
-    """
+    """Return how many tokens a text may have, special tokens included; None where the model does not limit them."""
     table = position_table(model)
     return configured_max_tokens(config_of(model)) if table is None else table[0]
 

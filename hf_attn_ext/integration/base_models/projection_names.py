@@ -29,12 +29,7 @@ def input_width(module: nn.Module) -> int | None:
 
 
 def check_kind(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Check that ``module`` can be an output projection of self-attention.
-
-    Raises:
-        AttnExtError: it belongs to cross-attention, reads the layer's input, holds more than a projection, or has no
-            weights.
-    """
+    """Check that ``module`` can be an output projection of self-attention."""
     parts = name.split(".")
     block_path = _block(name)
     block = len(block_path.split(".")) if block_path else 0
@@ -68,11 +63,7 @@ def _is_companion(module: nn.Module, child: str) -> bool:
 
 
 def check_declared_heads(model: nn.Module, name: str, heads: int) -> None:
-    """Check the number of heads against what the attention around a projection declares, within its block.
-
-    Raises:
-        AttnExtError: it declares another number.
-    """
+    """Check the number of heads against what the attention around a projection declares, within its block."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         path = ".".join(parts[:end])
@@ -90,11 +81,7 @@ def check_declared_heads(model: nn.Module, name: str, heads: int) -> None:
 
 
 def check_blocks(names: Sequence[str]) -> None:
-    """Check that no two of the modules are in one block.
-
-    Raises:
-        AttnExtError: two of them are.
-    """
+    """Check that no two of the modules are in one block."""
     seen: dict[str, str] = {}
     for name in names:
         block = _block(name)
@@ -110,10 +97,6 @@ def block_numbers(model: nn.Module, names: Sequence[str]) -> list[int] | None:
 
     It is the first number in which the paths differ; everything before it must be the same. For a single name it is
     its only number, or the only one whose module has siblings.
-
-    Example:
-        >>> block_numbers(model, ["encoder.layer.2.attention.output.dense"])  # doctest: +SKIP
-        [2]
     """
     paths = [(_block(name) or "").split(".") for name in names]
     if len(paths) == 1:

@@ -32,16 +32,6 @@ def projection_layers(model: nn.Module, patterns: Sequence[str] | str, num_heads
         patterns: patterns of module names, such as ``"*.attention.output.dense"`` (``*`` matches dots too); each
             matched module is one layer's projection.
         num_heads: the number of heads of every layer; None reads it from the model's configuration.
-
-    Raises:
-        AttnExtError: nothing matches; a match is no output projection of self-attention, or two are in one block or one
-            inside the other; more matches than layers; widths that differ or do not fit the heads; an unknown number of
-            heads, or another than the attention around the projection declares; ConvBERT, half of whose heads are a
-            convolution; a compiled model, an encoder-decoder, or several models.
-
-    Example:
-        >>> [layer.name for layer in projection_layers(model, "*.attention.output.dense")][:1]  # doctest: +SKIP
-        ['encoder.layer.0.attention.output.dense']
     """
     base = checked_model(model) or model
     matches = _matched(model, patterns)
@@ -83,10 +73,6 @@ def heads_of_input(layer: Layer, given: tuple, shape: Sequence[int] | None, know
         shape: (B, N) of the pass, or None.
         known_batch_axis: numbers of the layers whose first axis is known to be the batch, because a pass had another
             number of texts than of tokens; this pass may add its own.
-
-    Raises:
-        AttnExtError: the input is not (batch, tokens, width) of that pass, or its width is not that of the heads; or
-            there are as many texts as tokens, and no earlier pass has shown which axis is the batch.
     """
     x = given[0] if given else None
     sizes = tuple(getattr(x, "shape", ()))
@@ -106,11 +92,7 @@ def heads_of_input(layer: Layer, given: tuple, shape: Sequence[int] | None, know
 
 
 def call_options(reader: nn.Module) -> dict[str, Any]:
-    """Return the keywords that feeding texts adds to a call of ``reader``: no cache, where it may have one.
-
-    Raises:
-        AttnExtError: it does not take ``input_ids`` and ``attention_mask`` by name.
-    """
+    """Return the keywords that feeding texts adds to a call of ``reader``: no cache, where it may have one."""
     parameters = inspect.signature(type(reader).forward).parameters
     any_name = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     missing = [name for name in ("input_ids", "attention_mask") if name not in parameters]

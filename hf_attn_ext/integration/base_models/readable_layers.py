@@ -38,16 +38,7 @@ class Layer:
 
 
 def capturable_layers(model: nn.Module) -> list[Layer]:
-    """Return the self-attention layers of ``model`` whose heads can be captured, in order.
-
-    Raises:
-        AttnExtError: no Transformers model in it, or more than one; an encoder-decoder; a compiled model; or a model
-            that does not use the attention interface (XLNet, DeBERTa).
-
-    Example:
-        >>> [layer.name for layer in capturable_layers(model)][:1]  # doctest: +SKIP
-        ['bert.encoder.layer.0.attention.self']
-    """
+    """Return the self-attention layers of ``model`` whose heads can be captured, in order."""
     base = checked_model(model)
     if base is None:
         raise AttnExtError(
@@ -73,11 +64,7 @@ _ELSEWHERE = "for another model name the output projections: projections='*.atte
 
 
 def checked_model(model: nn.Module) -> PreTrainedModel | None:
-    """Return the outermost Transformers model in ``model``, or None.
-
-    Raises:
-        AttnExtError: several of them, an encoder-decoder, a compiled model, or no module at all.
-    """
+    """Return the outermost Transformers model in ``model``, or None."""
     if not isinstance(model, nn.Module):
         raise AttnExtError(f"expected a model (torch.nn.Module), got {type(model).__name__}; open it with AutoModel")
     if any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) for m in model.modules()):

@@ -43,9 +43,6 @@ def attention_map(call: HeadOutputs, row: int, heads: slice | list[int] = slice(
 
     Exact on every backend, under the masks of ``set_mask`` too, without attention dropout: those of softmax, or in a
     converted layer the kernel's own. In at least float32.
-
-    Raises:
-        AttnExtError: see :func:`check_followed`.
     """
     queries, keys = check_followed(call)
     groups = queries.shape[1] // keys.shape[1]
@@ -67,11 +64,7 @@ def attention_map(call: HeadOutputs, row: int, heads: slice | list[int] = slice(
 
 
 def visible_keys(call: HeadOutputs, row: int) -> Tensor:
-    """Return which keys the queries of text ``row`` attend to: bool (1 or H, N, N), 1 if it is the same for all heads.
-
-    Raises:
-        AttnExtError: see :func:`check_followed`.
-    """
+    """Return which keys the queries of text ``row`` attend to: bool (1 or H, N, N), 1 where all heads see the same."""
     queries, _ = check_followed(call)
     length, device = queries.shape[2], queries.device
     mask = _dense(_pattern(call, row), length, device)
@@ -82,12 +75,7 @@ def visible_keys(call: HeadOutputs, row: int) -> Tensor:
 
 
 def check_followed(call: HeadOutputs) -> tuple[Tensor, Tensor]:
-    """Check that the weights follow from what was captured; return queries and keys.
-
-    Raises:
-        AttnExtError: the heads were read at a projection, without queries and keys; a modifier changes the weights
-            and is not followed here (softcap, sinks); or the mask has a form of some backend's own.
-    """
+    """Check that the weights follow from what was captured; return queries and keys."""
     mask, name = call.attention_mask, call.layer.name
     if call.query is None or call.key is None:
         raise AttnExtError(f"{name} was read at its output projection, where no attention map can be computed")

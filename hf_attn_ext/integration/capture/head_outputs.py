@@ -41,11 +41,7 @@ class HeadOutputs:
     modifiers: tuple[str, ...] = ()
 
     def check_single(self, listener: Any) -> None:
-        """Check that ``listener`` gets this layer for the first time in the pass.
-
-        Raises:
-            AttnExtError: it got the layer before, so the heads of two calls would be mixed.
-        """
+        """Check that ``listener`` gets this layer for the first time in the pass."""
         seen = self.forward.notes.setdefault((listener, "layers"), set())
         if self.layer.index in seen:
             raise AttnExtError(

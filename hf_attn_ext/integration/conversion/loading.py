@@ -74,11 +74,7 @@ def load_converted(
 def verify_files(
     name_or_path: str | os.PathLike, download: dict[str, Any], variant: str | None = None
 ) -> dict[str, Any] | None:
-    """Check the weight files of a variant against the manifest; return it, or None where the folder has none.
-
-    Raises:
-        AttnExtError: the manifest cannot be read, or a file it names is missing or is not the file that was saved.
-    """
+    """Check the weight files of a variant against the manifest; return it, or None where the folder has none."""
     path = _find(name_or_path, MANIFEST, download)
     if path is None:
         return None

@@ -52,9 +52,6 @@ def feature_map_of(module: nn.Module) -> FeatureMap | None:
     """Return the feature map in use at an attention module, or None.
 
     PEFT's ``modules_to_save`` wraps the feature map and keeps one copy per adapter; this returns the active copy.
-
-    Raises:
-        AttnExtError: the attribute holds something else.
     """
     held: Any = module._modules.get(ATTRIBUTE)
     if held is None or isinstance(held, FeatureMap):
@@ -137,10 +134,6 @@ def plan_feature_maps(model: nn.Module, config: AttnExtConfig) -> list[tuple[nn.
 
     Returns:
         ``(module, layer_idx, feature map)`` per layer, with None for a layer that keeps softmax.
-
-    Raises:
-        AttnExtError: no layer to convert, a layer out of range or with a sliding window, or an attention module whose
-            head size is unknown.
     """
     modules = attention_modules(model)
     name = type(model).__name__

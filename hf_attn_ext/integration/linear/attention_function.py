@@ -69,9 +69,6 @@ def padding_mask(
         mask_function: the pattern that the model asks for.
         attention_mask: what the caller of the model gave.
         **kwargs: the other keywords of a mask function, ``config`` among them.
-
-    Raises:
-        AttnExtError: the model asks for a pattern other than all real keys, those before a token, or a sliding window.
     """
     if getattr(kwargs.get("config"), FIELD, None) is not None:
         sizes = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
@@ -125,10 +122,6 @@ def flexformer_attention(
     Returns:
         The output (B, Nq, H, d_v) and, where ``output_attentions`` asks for them, the weights (B, H, Nq, Nk): those of
         softmax, or the kernel's normalised weights before dropout (with signs for a signed kernel).
-
-    Raises:
-        AttnExtError: a 4-D mask or another modifier that a linear kernel cannot honour, a cache of keys, or a module of
-            a converted model that has lost its feature map.
     """
     feature_map = _feature_map(module, query)
     layer = state_layer(key, kwargs)

@@ -111,11 +111,7 @@ class KernelStateLayer(CacheLayerMixin):
             self.state = self.state.map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the passing tokens, which are not in the state.
-
-        Raises:
-            AttnExtError: another number of tokens; sums cannot be cropped.
-        """
+        """Remove the passing tokens, which are not in the state."""
         if tokens_to_remove and tokens_to_remove == -self.passing:
             self.seen, self.passing = self.seen - self.passing, 0
         elif tokens_to_remove:

@@ -32,9 +32,6 @@ def with_cache(
         model: a converted model.
         parameters: the names of the parameters of its ``forward``.
         args, kwargs: the arguments of a call of the model.
-
-    Raises:
-        AttnExtError: the caller passed a cache of another class, or of another model.
     """
     name = cache_argument(parameters)
     if name is None or not caches(model):
@@ -70,9 +67,6 @@ def prepare_generation(
         parameters: the names of the parameters of its ``forward``.
         config, mode: of this generation.
         model_kwargs: the arguments of the model's calls; the cache is added here.
-
-    Raises:
-        AttnExtError: assisted decoding, an implementation of a cache that holds keys, or a cache of another class.
     """
     name = type(model).__name__
     if mode == GenerationMode.ASSISTED_GENERATION or config.is_assistant:

@@ -30,9 +30,6 @@ def order_of(
     Returns:
         Whether the layer is causal; its order where it is neither causal nor sees everything; and the padding mask. A
         pass with streams is causal without padding here, as its streams hold the padding.
-
-    Raises:
-        AttnExtError: a cache, and an order that is not the causal one.
     """
     mask = call.layer(module)
     padding = call.padding

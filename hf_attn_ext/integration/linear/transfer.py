@@ -123,9 +123,6 @@ def transfer(model: nn.Module, batches: Sequence[Mapping[str, Tensor]], steps: i
 
     Returns:
         The loss of each step, mean over layers and heads; empty if there is nothing to train.
-
-    Example:
-        >>> transfer(hax.convert(model), batches, steps=30)  # doctest: +SKIP
     """
     parameters = [parameter for layer in converted_layers(model) for parameter in layer.feature_map.parameters()]
     if not parameters or not steps:

@@ -29,9 +29,6 @@ def hasse_mask(**asked: Any) -> MaskCall:
 
     Args:
         **asked: the keywords that Transformers passes to a mask function.
-
-    Raises:
-        AttnExtError: no mask is set, or ``attention_mask`` is no padding mask.
     """
     return mask_call(asked)
 
@@ -61,10 +58,6 @@ def hasse_attention(
     Returns:
         The output (B, Nq, H, d_v) and, from the backend ``"eager"`` or where ``output_attentions`` asks for them, the
         weights (B, H, Nq, Nk).
-
-    Raises:
-        AttnExtError: the model did not pass on what the mask function returned, the mask does not have this length, or
-            the backend cannot do what the call needs (attention sinks by sdpa).
     """
     if not isinstance(attention_mask, MaskCall):
         if attention_mask is not None:

@@ -129,11 +129,7 @@ class MaskCall:
 
     @torch.compiler.disable
     def layer(self, module: nn.Module) -> LayerMask | None:
-        """Return the mask of an attention module's layer; modules without a number (DistilBERT) are counted.
-
-        Raises:
-            AttnExtError: the layer's own pattern is one that a mask cannot replace.
-        """
+        """Return the mask of an attention module's layer; modules without a number (DistilBERT) are counted."""
         number = layer_number(module)
         if number is None:
             number = self._numbers.setdefault(id(module), len(self._numbers))
@@ -199,11 +195,7 @@ class MaskCall:
         return [recipe.of_length(self.stop) for recipe in heads_of(layer)]
 
     def given_orders(self) -> MaskSpec | list[MaskSpec]:
-        """Return the mask of :func:`given_mask` as one order per text, or one for all; no text sees its padding.
-
-        Raises:
-            ValueError: there is no such mask.
-        """
+        """Return the mask of :func:`given_mask` as one order per text, or one for all; no text sees its padding."""
 
         def build() -> MaskSpec | list[MaskSpec]:
             if self.given is None or self.given_positions is None:
@@ -262,11 +254,7 @@ class MaskCall:
 
 @torch.compiler.disable
 def mask_call(asked: dict[str, Any]) -> MaskCall:
-    """Return the masks of a forward pass from the keywords of a mask function, ``config`` among them.
-
-    Raises:
-        AttnExtError: no mask is set, or ``attention_mask`` is no padding mask.
-    """
+    """Return the masks of a forward pass from the keywords of a mask function, ``config`` among them."""
     padding, settings = asked.get("attention_mask"), MaskSettings.of(asked.get("config"))
     if isinstance(padding, MaskCall):
         return padding

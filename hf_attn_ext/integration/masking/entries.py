@@ -77,11 +77,7 @@ def entry_size(entry: Mapping[str, Any]) -> int:
 
 
 def from_bits(entry: Mapping[str, Any]) -> MaskSpec:
-    """Return the mask of :func:`bits_entry`.
-
-    Raises:
-        AttnExtError: the entry is not one that :func:`bits_entry` wrote.
-    """
+    """Return the mask of :func:`bits_entry`."""
     try:
         size = entry["positions"]
         packed = np.frombuffer(zlib.decompress(base64.b64decode(entry["bits"])), np.uint8)

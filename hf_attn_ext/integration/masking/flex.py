@@ -36,9 +36,6 @@ def flex_mask_attention(
 
     Returns:
         (B, H, Nq, d_v).
-
-    Raises:
-        AttnExtError: attention dropout, a modifier that is not honoured, or gradients on the CPU.
     """
     refuse_modifiers(module, kwargs, "scores", "backend 'flex' (backend='eager' takes the family's own attention)")
     if dropout:

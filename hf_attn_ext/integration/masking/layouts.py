@@ -39,9 +39,6 @@ def lay_out(
         ``input_ids``, ``position_ids``, ``attention_mask``, ``labels``: int64 (B, N); labels are at the positions that
         predict, not shifted, and -100 elsewhere. For means of neighbours also ``neighbour_ids`` (B, N, 2), the two
         tokens whose mean is a position's input, or one token twice; ``input_ids`` is not used at such positions.
-
-    Raises:
-        AttnExtError: the mask has other inputs, or a mask token is needed and there is none.
     """
     batch, count = ids.shape
     inputs: list[Any] = list(spec.inputs)

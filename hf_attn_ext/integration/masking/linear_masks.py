@@ -16,10 +16,6 @@ def check_linear_mask(layer: LayerMask | None, number: int) -> None:
     Args:
         layer: the mask of the layer, or None.
         number: the layer's number, for the message.
-
-    Raises:
-        AttnExtError: one mask per head, or a mask that is not dense: a row is reached by a position that it does not
-            see, which linear attention would let it see.
     """
     if layer is None:
         return

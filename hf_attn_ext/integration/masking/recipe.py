@@ -42,11 +42,7 @@ class Recipe:
 
     @classmethod
     def by_name(cls, name: str, options: Mapping[str, Any]) -> Recipe:
-        """Return the recipe of a registered mask.
-
-        Raises:
-            AttnExtError: an unknown mask or option, or a value that the mask refuses or that JSON cannot hold.
-        """
+        """Return the recipe of a registered mask."""
         known = mask_entry(name).options
         for option in options:
             if option not in known:
@@ -61,11 +57,7 @@ class Recipe:
 
     @classmethod
     def of_spec(cls, spec: MaskSpec) -> Recipe:
-        """Return the recipe of a mask of one length: the call that makes it where there is one, else the mask itself.
-
-        Raises:
-            AttnExtError: no such call, and its bits take more room than a configuration should have.
-        """
+        """Return the recipe of a mask of one length: the call that makes it if there is one, else the mask itself."""
         options = plain_options(spec.options)
         if spec.name in list_masks() and options and alike(make_mask(spec.name, **options), spec):
             return cls(spec.name, options)
@@ -79,12 +71,7 @@ class Recipe:
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Recipe:
-        """Return the recipe that an entry of ``config.json`` describes.
-
-        Raises:
-            AttnExtError: bits that cannot be read.
-            KeyError, TypeError, ValueError, AttributeError: not an entry that :meth:`to_entry` wrote.
-        """
+        """Return the recipe that an entry of ``config.json`` describes."""
         if "bits" in entry:
             return cls(None, {}, from_bits(entry))
         options = plain_options(entry["options"])
@@ -159,11 +146,7 @@ class Recipe:
         return specs or [self.example()]
 
     def of_length(self, length: int) -> MaskSpec:
-        """Return the mask of ``length`` positions.
-
-        Raises:
-            AttnExtError: it has another length, or none of its lengths is this one.
-        """
+        """Return the mask of ``length`` positions."""
         if not self.fixed:
             return self._made(self._number_of_tokens(length))
         spec = self._made()
@@ -178,9 +161,6 @@ class Recipe:
         """Return rows ``start`` to ``stop`` of the mask of ``stop`` positions, bool (stop - start, stop).
 
         Rows before ``start`` are those of a cache.
-
-        Raises:
-            AttnExtError: no such length, or rows of the cache would be others now.
         """
         if start == 0:
             return self.dense(stop, str(device))
@@ -221,11 +201,7 @@ class Recipe:
 
     @kept_by_name(maxsize=64)
     def check_growth(self, before: int, after: int) -> None:
-        """Check that a cache of ``before`` positions stays valid when it grows to ``after``.
-
-        Raises:
-            AttnExtError: an old row sees a new position, or other old ones than before.
-        """
+        """Check that a cache of ``before`` positions stays valid when it grows to ``after``."""
         try:
             short, long = self.dense(before, "cpu"), self.dense(after, "cpu")
         except AttnExtError as error:

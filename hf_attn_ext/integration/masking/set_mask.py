@@ -154,11 +154,7 @@ def get_mask(model: Any) -> list[Any] | None:
 
 
 def active_mask(model: Any) -> list[Any] | None:
-    """Return what :func:`get_mask` returns, for a caller that needs the model to use its masks.
-
-    Raises:
-        AttnExtError: no Transformers model, or a model that does not use the masks in its configuration.
-    """
+    """Return what :func:`get_mask` returns; a model that does not use its masks is an error."""
     base = _with_config(model)
     unused = _unused(base)
     if unused is not None:

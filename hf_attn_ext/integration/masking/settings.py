@@ -45,11 +45,7 @@ class MaskSettings:
 
     @classmethod
     def of(cls, config: Any) -> MaskSettings | None:
-        """Return the settings that a configuration holds, or None.
-
-        Raises:
-            AttnExtError: the entry is not one that :func:`hf_attn_ext.set_mask` writes.
-        """
+        """Return the settings that a configuration holds, or None."""
         stored = getattr(config, FIELD, None)
         return None if stored is None else _settings(stored)
 

@@ -30,9 +30,6 @@ def scatter_costs(similarities: np.ndarray) -> np.ndarray:
     Returns:
         float64 (n + 1, n + 1). Entry (i, j) is the scatter of sentences i to j - 1, infinite unless i < j.
 
-    Raises:
-        AttnExtError: there are more sentences than :data:`MOST_SENTENCES`.
-
     Example:
         >>> float(scatter_costs(np.eye(2))[0, 2])  # two orthogonal vectors of length 1
         1.0

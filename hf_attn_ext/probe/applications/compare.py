@@ -112,11 +112,7 @@ class _Options:
 
 
 def _same_layers(teacher: nn.Module, converted: nn.Module) -> tuple[list[Layer], list[Layer]]:
-    """Return the layers of both models.
-
-    Raises:
-        AttnExtError: they are the same modules, or differ in number, heads or vocabulary.
-    """
+    """Return the layers of both models."""
     layers = capturable_layers(teacher), capturable_layers(converted)
     if teacher is converted or {id(layer.module) for layer in layers[0]} & {id(layer.module) for layer in layers[1]}:
         raise AttnExtError(

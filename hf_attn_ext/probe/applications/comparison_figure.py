@@ -21,9 +21,6 @@ def draw_comparison(
 
     Returns:
         The drawing, named ``"comparison"``.
-
-    Example:
-        >>> draw_comparison(scores, verdicts, [0, 1], [0, 1, 2], 5, 40).save("heads.png", "png")  # doctest: +SKIP
     """
     import matplotlib
     from matplotlib.colors import Normalize

@@ -33,13 +33,6 @@ def neighbour_attention(
     Returns:
         By layer number, float64 (H,).
 
-    Raises:
-        AttnExtError: the model cannot be captured, or its attention weights cannot be computed from the capture.
-
-    Example:
-        >>> neighbour_attention(model, batches)[0].shape  # doctest: +SKIP
-        (12,)
-
     Source:
         Ours.
     """

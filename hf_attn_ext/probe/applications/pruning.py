@@ -195,11 +195,7 @@ class _Moments:
 
 
 def _projection(model: nn.Module, layer: Layer) -> np.ndarray:
-    """Return a layer's output projection by head, (H, d, width) float64.
-
-    Raises:
-        AttnExtError: it is unknown.
-    """
+    """Return a layer's output projection by head, (H, d, width) float64."""
     projection = output_projection(model, layer.name)
     if projection is None:
         raise AttnExtError(

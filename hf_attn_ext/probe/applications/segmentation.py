@@ -199,10 +199,6 @@ def sentence_similarities(vectors: SentenceVectors, similarity: str = "cosine") 
 
     Returns:
         float64 (n, n), with the diagonal.
-
-    Example:
-        >>> sentence_similarities(vectors).shape  # doctest: +SKIP
-        (12, 12)
     """
     total, heads = np.zeros((len(vectors.tokens), len(vectors.tokens))), 0
     for of_layer in vectors.vectors:
@@ -232,9 +228,6 @@ def cut(
 
     Returns:
         The indices of the sentences that begin a segment, ascending, and the scores of all gaps, float64 (n - 1,).
-
-    Raises:
-        AttnExtError: there are more segments than sentences, or neither similarities nor a bonus.
 
     Example:
         >>> cut(np.kron(np.eye(2), np.ones((3, 3))), segments=2)[0]
@@ -270,11 +263,7 @@ def _check(
     block: int,
     focus_weight: float,
 ) -> None:
-    """Check the options of :func:`segment`.
-
-    Raises:
-        AttnExtError: a value is unknown or out of range.
-    """
+    """Check the options of :func:`segment`."""
     one_of(cue, CUES, "cue")
     one_of(similarity, SIMILARITIES, "similarity")
     one_of(method, METHODS, "method")

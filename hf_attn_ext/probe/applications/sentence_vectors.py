@@ -244,11 +244,7 @@ class _SentenceSums:
 
 
 def _room(model: nn.Module, window: int | str, special: int) -> int:
-    """Return the maximum number of the text's tokens in a pass.
-
-    Raises:
-        AttnExtError: ``window`` is not a number of tokens that the model can read.
-    """
+    """Return the maximum number of the text's tokens in a pass."""
     limit = max_tokens(model)
     if window == SENTENCE:
         return (2**31 if limit is None else limit) - special

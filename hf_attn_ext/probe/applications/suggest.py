@@ -195,11 +195,7 @@ def suggest_layers(
 
 
 def _check_unconverted(model: nn.Module) -> None:
-    """Check that the model has softmax in all layers.
-
-    Raises:
-        AttnExtError: it is converted, or was opened with our attention implementation.
-    """
+    """Check that the model has softmax in all layers."""
     name = type(model).__name__
     if is_converted(model):
         raise AttnExtError(f"{name} is converted already; pass the base model, or revert the conversion first")
@@ -263,9 +259,6 @@ class _Errors:
         model: a hybrid that is converted in every possible layer and has its kernels ready.
         batches: the batches to measure on.
         expected: the base model's last hidden states of each batch's real tokens, (tokens, width).
-
-    Raises:
-        AttnExtError: ``expected`` is all zero or not finite; when called, the hybrid's states are not finite.
     """
 
     def __init__(self, model: nn.Module, batches: list[Batch], expected: list[Tensor]):
@@ -327,11 +320,7 @@ def _greedy(error: _Errors, layers: list[int], keep: int) -> tuple[list[int], li
 
 
 def _halves(annotated: Iterable[Annotation]) -> tuple[list[Batch], list[Batch]]:
-    """Split batches of texts into two lists of batches: texts with even numbers, and texts with odd numbers.
-
-    Raises:
-        AttnExtError: there is no text in the second half.
-    """
+    """Split batches of texts into two lists of batches: texts with even numbers, and texts with odd numbers."""
     halves: tuple[list[Batch], list[Batch]] = ([], [])
     for batch in annotated:
         for start, half in enumerate(halves):

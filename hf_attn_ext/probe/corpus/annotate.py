@@ -99,11 +99,7 @@ def segment_starts(text: str, boundaries: Sequence[str]) -> list[int]:
 
 
 def check_boundaries(boundaries: Sequence[str] | None) -> None:
-    """Check that these are strings that can end a segment, or None.
-
-    Raises:
-        AttnExtError: they are not.
-    """
+    """Check that these are strings that can end a segment, or None."""
     if boundaries is None:
         return
     listed = None if isinstance(boundaries, str) else list(boundaries)
@@ -112,11 +108,7 @@ def check_boundaries(boundaries: Sequence[str] | None) -> None:
 
 
 def check_language(language: str) -> None:
-    """Check that ``language`` looks like a language code; the splitter would take any other word for English.
-
-    Raises:
-        AttnExtError: it does not.
-    """
+    """Check that ``language`` looks like a language code; the splitter would take any other word for English."""
     if not isinstance(language, str) or not re.fullmatch("[a-z]{2,3}(-[a-z0-9]{2,9})*", language):
         raise AttnExtError(f"language must be a lower-case code such as 'en' or 'de', got {short(language)}")
 
@@ -127,9 +119,6 @@ def check_characters(text: str, where: str) -> None:
     Args:
         text: any text.
         where: where the text comes from, for the message.
-
-    Raises:
-        AttnExtError: it has one.
     """
     try:
         text.encode("utf-8")

@@ -53,13 +53,6 @@ class by_tokens:
     Args:
         tokens: at least one more than the number of special tokens in a text.
         tokenizer: a fast tokenizer.
-
-    Raises:
-        AttnExtError: the tokenizer is not fast, or ``tokens`` is too small.
-
-    Example:
-        >>> by_tokens(4, tokenizer)("one two three four five")  # [CLS] and [SEP] are two of the four  # doctest: +SKIP
-        ['one two', 'three four']
     """
 
     def __init__(self, tokens: int, tokenizer: Any) -> None:

@@ -19,9 +19,6 @@ class PairSet:
 
     Attributes:
         text, i, j, index: as given.
-
-    Example:
-        >>> PairSet.at(text, chosen).distance.mean(1)  # doctest: +SKIP
     """
 
     def __init__(self, text: Text, i: np.ndarray, j: np.ndarray, index: np.ndarray | None = None) -> None:

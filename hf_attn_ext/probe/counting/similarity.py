@@ -61,9 +61,6 @@ def pair_values(outputs: Tensor, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         (H, n(n-1)/2) in the order of :func:`pairs_of`, overwritten by the thread's next call, and (H, n), the tokens'
         norms.
-
-    Raises:
-        AttnExtError: an output is not finite.
     """
     heads, length, _ = outputs.shape
     outputs = outputs.to("cpu", torch.promote_types(outputs.dtype, torch.float32))

@@ -51,11 +51,7 @@ class Sums:
         self._sums[name] += total.reshape(self.replicates + 1, *shape)
 
     def merge(self, other: Sums) -> None:
-        """Add the sums of ``other``.
-
-        Raises:
-            AttnExtError: arrays of one name differ in shape.
-        """
+        """Add the sums of ``other``."""
         for name, value in other._sums.items():
             if name in self._sums:
                 if self._sums[name].shape != value.shape:

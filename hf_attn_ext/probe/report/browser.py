@@ -98,9 +98,6 @@ def browse(
 
     Returns:
         One entry per text of two tokens or more; empty if the model has too many heads for the budget.
-
-    Raises:
-        AttnExtError: as :class:`.ContextSimilarityProbe` and its ``feed``.
     """
     (percent,) = percents_of([percent])
     texts = list(texts)

@@ -55,12 +55,7 @@ class Drawing:
 
 
 def draw(statistics: ProbeStatistics) -> list[Drawing]:
-    """Return all figures of the first percentage, for the statistics that have numbers.
-
-    Example:
-        >>> [drawing.name for drawing in draw(statistics)][:2]  # doctest: +SKIP
-        ['map-within_sentence', 'map-repeated_tokens']
-    """
+    """Return all figures of the first percentage, for the statistics that have numbers."""
     import matplotlib
 
     with matplotlib.rc_context(OPTIONS):
@@ -68,11 +63,7 @@ def draw(statistics: ProbeStatistics) -> list[Drawing]:
 
 
 def save_figures(drawings: list[Drawing], folder: Path) -> list[Path]:
-    """Write each figure as PNG and SVG, atomically.
-
-    Raises:
-        AttnExtError: a file cannot be written.
-    """
+    """Write each figure as PNG and SVG, atomically."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -125,10 +125,6 @@ def level_of(statistic: Statistic, layer: int, head: int | None = None) -> Level
     Args:
         statistic: the statistic.
         layer, head: indices on the axes of ``statistic.values``, not numbers of the model.
-
-    Example:
-        >>> level_of(statistics.get("signal"), 0).verdict  # doctest: +SKIP
-        'nearness'
     """
     index = (layer,) if statistic.heads is None else (layer, slice(None) if head is None else head)
 

@@ -48,10 +48,6 @@ def annotated_batches(
 
     Where heads are read at projections and the first batch has as many texts as tokens, it is padded by one token, to
     tell batch and tokens apart (with ``pad_to``: every batch).
-
-    Raises:
-        AttnExtError: immediately for a wrong option; while iterating for a blank text, a text that is too long or has
-            no document, or an unknown token id; at the end if there was no text.
     """
     if isinstance(texts, (str, bytes)):
         raise AttnExtError("texts must be a list of strings, got one string; put it in a list")
@@ -109,11 +105,7 @@ def _batches(
 
 
 def _names(names: list[Any], texts: int, first: int) -> list[str]:
-    """Check the names of a batch's documents; ``first`` is the number of the first text.
-
-    Raises:
-        AttnExtError: there are too few names, or one is not a string.
-    """
+    """Check the names of a batch's documents; ``first`` is the number of the first text."""
     if len(names) < texts:
         raise AttnExtError(f"text {first + len(names)} has no document; name each text's document once")
     for number, name in enumerate(names, first):
@@ -124,11 +116,7 @@ def _names(names: list[Any], texts: int, first: int) -> list[str]:
 
 @torch.no_grad()
 def read(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, layers: Sequence[Layer] = ()) -> Any:
-    """Run the part of ``model`` that reads tokens, without its head, over one batch, and return its output.
-
-    Raises:
-        AttnExtError: an IndexError of a model whose limit in tokens is not known: the batch may be too long.
-    """
+    """Run the part of ``model`` that reads tokens, without its head, over one batch, and return its output."""
     reader = token_reader(model, layers)
     device = next(reader.parameters()).device
     if any(layer.projection for layer in layers):
@@ -157,13 +145,6 @@ def head_outputs(model: nn.Module, annotation: Annotation, layers: list[Layer]) 
 
     Returns:
         (B, H, N, d) on the CPU by layer number: the outputs before the output projection.
-
-    Raises:
-        AttnExtError: a layer runs more than once in a pass.
-
-    Example:
-        >>> head_outputs(model, annotation, layers)[0].shape  # doctest: +SKIP
-        torch.Size([8, 12, 40, 32])
     """
     outputs: dict[int, Tensor] = {}
 

@@ -105,11 +105,7 @@ class Stream:
         self.counts = dict.fromkeys(COUNTS, 0)
 
     def feeding(self, **how: Any) -> None:
-        """Record how texts are fed, by the names of :class:`Settings`.
-
-        Raises:
-            AttnExtError: texts were fed in another way before.
-        """
+        """Record how texts are fed, by the names of :class:`Settings`."""
         for name, value in how.items():
             before = getattr(self.settings, name)
             if before not in (None, value):
@@ -270,11 +266,7 @@ class Stream:
             self.merge(state)
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Add the statistics of another stream, such as another process's.
-
-        Raises:
-            AttnExtError: not a state, taken under other settings or of other statistics, or counted here already.
-        """
+        """Add the statistics of another stream, such as another process's."""
         try:
             theirs = {name: _tuple(state["settings"][name]) for name in dataclasses.asdict(self.settings)}
             sums, plain = Sums(self.settings.replicates), Sums(0)
