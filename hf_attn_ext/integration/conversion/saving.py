@@ -34,7 +34,7 @@ try:
     from hf_attn_ext.integration import models as _models
 except ImportError as error:
     raise ImportError(
-        "this model has linear attention from the package hf_attn_ext; install it: pip install hf-attn-ext"
+        "this model has linear attention from the package hf_attn_ext; install it as its model card says"
     ) from error
 
 

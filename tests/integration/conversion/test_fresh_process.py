@@ -178,7 +178,7 @@ def test_without_trust_or_without_the_package_the_reason_is_said(tmp_path):
     )
     lines = run_plain(tmp_path, code).stdout.splitlines()
     assert len(lines) == 2 and "trust_remote_code=True" in lines[0]
-    assert lines[1].startswith("ImportError") and "pip install hf-attn-ext" in lines[1]
+    assert lines[1].startswith("ImportError") and "install it as its model card says" in lines[1]
 
 
 def test_importing_registers_once_and_again_changes_nothing():
