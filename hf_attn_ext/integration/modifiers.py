@@ -37,13 +37,6 @@ def left_out(kwargs: Mapping[str, Any], computation: Computation) -> list[str]:
 
 
 def refuse_modifiers(module: nn.Module, kwargs: Mapping[str, Any], computation: Computation, what: str) -> None:
-    """Raise where a module passes a keyword that ``computation`` would leave out.
-
-    Args:
-        module: the attention module that makes the call.
-        kwargs: the keywords of the call.
-        computation: how the result is computed.
-        what: the name of the computation in the message.
-    """
+    """Raise where a module passes a keyword that ``computation``, named ``what`` in the message, would leave out."""
     for name in left_out(kwargs, computation):
         raise AttnExtError(f"{type(module).__name__} passes {name!r} to its attention, which {what} does not honour")

@@ -89,18 +89,11 @@ def dense_attention(
     dropout: float,
     scaling: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention with its weights.
+    """Softmax attention with its weights; the arguments are those of :func:`softmax_attention`.
 
-    Args:
-        module: the attention module; dropout acts in its training mode.
-        query, key, value: (B, H, N, d); key and value may have fewer heads.
-        mask: bool (True = may attend), or what is added to the scores; broadcasts to (B, H, Nq, Nk).
-        dropout: probability of dropping a weight.
-        scaling: what multiplies ``q . k``; None is ``1 / sqrt(d)``.
-
-    Returns:
-        The output (B, Nq, H, d_v), and the weights (B, H, Nq, Nk) before dropout. A row that a bool mask leaves empty
-        has zeros, as sdpa and the linear kernels give.
+    ``mask`` is bool (True = may attend), or what is added to the scores; it broadcasts to (B, H, Nq, Nk). Returns the
+    output (B, Nq, H, d_v), and the weights (B, H, Nq, Nk) before dropout. A row that a bool mask leaves empty has
+    zeros, as sdpa and the linear kernels give.
     """
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
@@ -138,10 +131,7 @@ def expand_padding(attention_mask: Tensor | None, query_length: int) -> Tensor |
 def lower_triangle(queries: int, keys: int, device: torch.device, padding: Tensor | None = None) -> Tensor:
     """Return the causal mask (1 or B, 1, Nq, Nk) of the last ``queries`` of ``keys`` tokens.
 
-    Args:
-        queries, keys: numbers of tokens.
-        device: of the mask.
-        padding: as :func:`expand_padding` returns it; a padded token sees itself, as no row may be empty.
+    With ``padding``, as :func:`expand_padding` returns it, a padded token sees itself, as no row may be empty.
     """
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
     seen = (distance >= 0)[None, None]

@@ -46,23 +46,10 @@ class ProbeConfig:
         tokens: cut documents into texts of exactly so many tokens, special ones included; the rest of a document is
             left out. It sets ``max_length`` and ``truncation``.
         limit: draw so many of the texts at random, by the seed; None takes all.
-        batch_size: texts per pass.
-        max_length: the longest text in tokens, special ones included; None is the model's limit.
-        truncation: cut longer texts; otherwise a longer text is an error.
-        language: of the sentence splitter.
-        boundaries: strings that end a segment; segments then replace sentences.
-        shuffle_tokens: a control: each text's tokens in an order drawn from them and the seed, while special tokens and
-            sentences stay where they were.
-        pad_to: the least length of a batch in tokens. With one length for all batches, float32 rounds alike in batches
-            of any size, as far as the machine's math library does so.
-        layers: numbers from 0, or patterns of module names; None is all.
-        heads: numbers from 0; None is all.
-        projections, num_heads: for a model outside the attention interface: name patterns of its output projections,
-            and their number of heads where the configuration does not say.
+        batch_size, max_length, truncation, language, boundaries, shuffle_tokens, pad_to: see
+            :meth:`.ContextSimilarityProbe.feed`.
+        layers, heads, projections, num_heads, sample, controls, separators: see :class:`.ContextSimilarityProbe`.
         percents: which pairs are high: the top percentages of each text's pairs; findings speak of the first.
-        sample: the share of texts used for the controls and the attention map.
-        controls: other similarities on the sample, of ``"cosine"`` and ``"attention"`` (``A A^T``).
-        separators: the tokens of the separator focus.
         bootstrap: replicates of the bootstrap over documents; a document is one entry of a file.
         seed: of the draw of texts, the bootstrap, the null model and the sample.
         save_every: number of texts between saved states, for resuming.

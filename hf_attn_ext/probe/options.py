@@ -20,12 +20,7 @@ _SPECIAL = ("bos", "eos", "cls", "sep", "pad", "mask")
 
 
 def readable_layers(model: nn.Module, projections: Sequence[str] | str | None, num_heads: int | None) -> list[Layer]:
-    """Return the layers whose heads can be read, by the attention interface or at the output projections.
-
-    Args:
-        model: any module.
-        projections, num_heads: as :class:`.ContextSimilarityProbe` takes them.
-    """
+    """Return the layers whose heads can be read, by the attention interface or at the output projections."""
     if projections is not None:
         return projection_layers(model, projections, num_heads)
     if num_heads is not None:
@@ -101,12 +96,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def require_tokenizer(tokenizer: Any, function: str) -> None:
-    """Check that ``tokenizer`` is a tokenizer.
-
-    Args:
-        tokenizer: what the caller passed.
-        function: the name of the public function, for the message.
-    """
+    """Check that ``tokenizer`` is a tokenizer and not None; ``function`` is the name of the caller, for the message."""
     if tokenizer is None:
         raise AttnExtError(f"{function} needs the model's tokenizer; pass tokenizer")
     check_tokenizer(tokenizer)

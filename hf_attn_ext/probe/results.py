@@ -1,7 +1,6 @@
 """The results of a probe: statistics with chance levels and intervals, as tables and JSON.
 
-The JSON form of :meth:`ProbeStatistics.to_json` holds ``format`` (1), ``counts``, ``settings``, ``notes``,
-``distances`` and ``statistics``, a list of :class:`Statistic` by field; NaN is null.
+The JSON form holds ``format`` (1) and the fields of :class:`ProbeStatistics`; NaN is null.
 """
 
 from __future__ import annotations

@@ -19,23 +19,14 @@ _HEAD = ("settings", "statistics", "counts", "origins", "model")
 
 
 class RunFolder:
-    """The files of one run.
-
-    Args:
-        root: the folder; it need not exist.
-        process, processes: the number of this process, and how many there are.
-    """
+    """The files of one run: of process number ``process`` of ``processes``, in a folder that need not exist."""
 
     def __init__(self, root: str | Path, process: int, processes: int) -> None:
         self.root, self.processes = as_path(root), processes
         self.state = self.root / "state" / f"{process}-of-{processes}.npz"
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """Take the folder for this run.
-
-        Args:
-            identity: everything that the statistics depend on, as JSON values; a resumed run must have the same.
-        """
+        """Take the folder for this run; ``identity`` is all that statistics depend on, the same in a resumed run."""
         check_run_folder(self.root, MARKER, identity)
         claim_run_folder(self.root, MARKER, identity)
         self.state.parent.mkdir(exist_ok=True)

@@ -21,15 +21,9 @@ _HIDDEN = -1e4
 
 
 def arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Return a call's arguments by name.
+    """Return all arguments of a call of ``module`` by name.
 
-    Args:
-        module: the module that is called.
-        args, kwargs: the arguments of its ``forward``.
-
-    Returns:
-        All arguments by name; ``kwargs`` alone for a call that ``forward`` does not accept, as the model's own error
-        is the clearer one.
+    For a call that ``forward`` does not accept these are ``kwargs`` alone, as the model's own error is the clearer one.
     """
     cls: Any = type(module)
     try:
@@ -39,11 +33,7 @@ def arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 
 def check_no_cache(given: Mapping[str, Any]) -> None:
-    """Check that a call does not continue a cache.
-
-    Args:
-        given: the call's arguments by name; a cache says its length, or holds tensors in sequences or mappings.
-    """
+    """Check that a call does not continue a cache: one that says its length, or holds tensors."""
     for name in _CACHES:
         cache: Any = given.get(name)
         seen = cache.get_seq_length() if hasattr(cache, "get_seq_length") else _longest(cache)
@@ -55,16 +45,10 @@ def check_no_cache(given: Mapping[str, Any]) -> None:
 
 
 def padding_mask(given: Mapping[str, Any]) -> Tensor | None:
-    """Return the padding mask of a call.
+    """Return the padding mask of a call: bool (B, N), True = real token; None where it has neither tokens nor a mask.
 
     In a mask of more than two axes, a key is padding where no query may see it, not even the key's own. Padding that
     sees itself counts as text there.
-
-    Args:
-        given: the call's arguments by name.
-
-    Returns:
-        Bool (B, N), True = real token; None where the call has neither tokens nor a mask.
     """
     ids, mask = given.get("input_ids"), given.get("attention_mask")
     if torch.is_tensor(mask) and mask.ndim == 2:

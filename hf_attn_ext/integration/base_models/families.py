@@ -63,10 +63,7 @@ def auto_classes() -> dict[str, Any]:
 
 
 def head_classes(model_type: str) -> dict[str, tuple[type, ...]]:
-    """Return the classes that each AutoModel class knows for a model type, by the AutoModel class's name.
-
-    Args:
-        model_type: of a base model, such as ``"distilbert"``.
+    """Return the classes that each AutoModel class knows for a base model's type, by the AutoModel class's name.
 
     Example:
         >>> head_classes("distilbert")["AutoModelForMaskedLM"][0].__name__

@@ -20,18 +20,11 @@ _SWITCHED = "inv_freq"
 
 
 def fingerprint(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
-    """Return hashes of a model's weights and of its configuration.
+    """Return hexadecimal hashes of a model's ``weights`` and of its ``configuration``.
 
-    The weights are those of the part that reads tokens, without head and pooler, which a checkpoint may lack. Some
-    thousand entries of every parameter and buffer are hashed, which is fast and which training or another seed
-    changes.
-
-    Args:
-        model: the model.
-        layers: the layers that the part must contain.
-
-    Returns:
-        ``weights`` and ``configuration``, hexadecimal; the second includes masks, conversion and attention backend.
+    The weights are those of the part that reads tokens and contains ``layers``, without head and pooler, which a
+    checkpoint may lack. Some thousand entries of every parameter and buffer are hashed, which is fast and which
+    training or another seed changes. The configuration includes masks, conversion and attention backend.
     """
     return {"weights": _weights(token_reader(model, layers)), "configuration": _configuration(model)}
 

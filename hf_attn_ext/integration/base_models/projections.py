@@ -65,14 +65,10 @@ def projection_layers(model: nn.Module, patterns: Sequence[str] | str, num_heads
 
 
 def heads_of_input(layer: Layer, given: tuple, shape: Sequence[int] | None, known_batch_axis: set[int]) -> Tensor:
-    """Return the heads' outputs (B, H, N, d), a view of a projection's input.
+    """Return the heads' outputs (B, H, N, d), a view of the input of a projection that was called with ``given``.
 
-    Args:
-        layer: the projection's layer.
-        given: the positional arguments of its call.
-        shape: (B, N) of the pass, or None.
-        known_batch_axis: numbers of the layers whose first axis is known to be the batch, because a pass had another
-            number of texts than of tokens; this pass may add its own.
+    ``shape`` is (B, N) of the pass, or None. ``known_batch_axis`` holds the numbers of the layers whose first axis is
+    known to be the batch, because a pass had another number of texts than of tokens; this pass may add its own.
     """
     x = given[0] if given else None
     sizes = tuple(getattr(x, "shape", ()))

@@ -21,15 +21,7 @@ from hf_attn_ext.integration.names import CLASS_PREFIX, MANIFEST
 
 from .saving import weight_files
 
-_DOWNLOAD_KEYWORDS = (
-    "cache_dir",
-    "force_download",
-    "proxies",
-    "local_files_only",
-    "token",
-    "revision",
-    "subfolder",
-)
+_DOWNLOAD_KEYWORDS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
 _ALIGNMENT = 64  # bytes, as torch allocates on the CPU
 
 

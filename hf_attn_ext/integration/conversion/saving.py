@@ -142,12 +142,7 @@ def write_manifest(folder: Path, model: PreTrainedModel, others: dict[str, Any] 
     for file in sorted(folder.iterdir()):
         if file.name.endswith((".safetensors", ".json")) and file.name.startswith("model"):
             files[file.name] = {"sha256": sha256(file), "size": file.stat().st_size}
-    manifest = {
-        "format": 1,
-        "model_type": model.config.model_type,
-        "attn_ext": model.config.attn_ext,
-        "files": files,
-    }
+    manifest = {"format": 1, "model_type": model.config.model_type, "attn_ext": model.config.attn_ext, "files": files}
     write_json(folder / MANIFEST, manifest, sort_keys=True)
 
 

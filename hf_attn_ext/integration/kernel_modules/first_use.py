@@ -35,12 +35,7 @@ def is_stock(module: nn.Module) -> bool:
 
 @torch.compiler.disable
 def attach_on_first_use(module: nn.Module, query: Tensor) -> FeatureMap:
-    """Attach a default feature map to an attention module and return it; warn once per model.
-
-    Args:
-        module: an attention module of a model that is not converted.
-        query: (B, H, N, d), which gives the number of heads and their size.
-    """
+    """Attach a default feature map for queries (B, H, N, d) to an attention module; warn once per model."""
     settings = AttnExtConfig()
     number = _count(module)
     layer_idx = layer_number(module)

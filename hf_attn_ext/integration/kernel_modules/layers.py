@@ -104,12 +104,6 @@ def build_feature_map(config: AttnExtConfig, layer_idx: int, num_heads: int, hea
     Feature maps stay in float32 in half precision models: they are small, and their training needs the precision.
     Their values depend on the seed and the layer alone, not on the default dtype and device that Transformers sets
     while it builds a model, nor on the global generator.
-
-    Args:
-        config: kernel, width, seed and options.
-        layer_idx: the layer's number, which enters the seed.
-        num_heads, head_dim: of the layer's queries.
-        like: a tensor of the model, for device and precision.
     """
     # Outside inference mode: a feature map that is first built there must be trainable afterwards.
     with torch.inference_mode(False), torch.device("cpu"), _default_dtype(torch.float32):
@@ -130,11 +124,7 @@ def layer_seed(seed: int, layer_idx: int) -> int:
 
 
 def plan_feature_maps(model: nn.Module, config: AttnExtConfig) -> list[tuple[nn.Module, int, FeatureMap | None]]:
-    """Build the feature maps of all layers without changing the model.
-
-    Returns:
-        ``(module, layer_idx, feature map)`` per layer, with None for a layer that keeps softmax.
-    """
+    """Return ``(module, layer_idx, feature map)`` per layer, None for one that keeps softmax; change nothing."""
     modules = attention_modules(model)
     name = type(model).__name__
     if not modules:

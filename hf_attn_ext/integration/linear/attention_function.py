@@ -59,16 +59,10 @@ def padding_mask(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | MaskCall | None:
-    """Return the padding mask (B, Nk), True = real token, or None where the caller gave none.
+    """The mask function ``"flexformer"``: return the padding mask (B, Nk), True = real token, or None without one.
 
     For a model with masks of ``set_mask`` it is the object that holds them for this forward pass. For a sliding window
     it is Transformers' 4-D mask: only layers that keep softmax have one. A layer knows itself whether it is causal.
-
-    Args:
-        batch_size, kv_length, kv_offset: sizes of the call.
-        mask_function: the pattern that the model asks for.
-        attention_mask: what the caller of the model gave.
-        **kwargs: the other keywords of a mask function, ``config`` among them.
     """
     if getattr(kwargs.get("config"), FIELD, None) is not None:
         sizes = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}

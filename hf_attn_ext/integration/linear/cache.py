@@ -62,13 +62,9 @@ class KernelStateLayer(CacheLayerMixin):
         return key_states, value_states
 
     def commit(self, state: AttentionState | None, passing: int = 0) -> None:
-        """Store the state after a call.
+        """Store the state with the incoming tokens, of which the last ``passing`` only read it, after a call.
 
         A call that fails before this leaves the layer as it was.
-
-        Args:
-            state: the sums with the incoming tokens.
-            passing: how many of the last incoming tokens only read the state.
         """
         self.state, self.seen, self.incoming, self.passing = state, self.seen + self.incoming, 0, passing
 

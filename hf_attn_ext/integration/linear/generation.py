@@ -26,13 +26,7 @@ CACHES = "_attn_ext_caches"
 def with_cache(
     model: PreTrainedModel, parameters: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return ``kwargs`` with a :class:`LinearCache` where the base model would make a cache of keys.
-
-    Args:
-        model: a converted model.
-        parameters: the names of the parameters of its ``forward``.
-        args, kwargs: the arguments of a call of the model.
-    """
+    """Return ``kwargs`` with a :class:`LinearCache` where the base model would make a cache of keys."""
     name = cache_argument(parameters)
     if name is None or not caches(model):
         return kwargs
@@ -60,14 +54,7 @@ def prepare_generation(
     model_kwargs: dict[str, Any],
     mode: GenerationMode,
 ) -> None:
-    """Put a :class:`LinearCache` where ``generate()`` looks for a cache.
-
-    Args:
-        model: a converted decoder.
-        parameters: the names of the parameters of its ``forward``.
-        config, mode: of this generation.
-        model_kwargs: the arguments of the model's calls; the cache is added here.
-    """
+    """Put a :class:`LinearCache` into ``model_kwargs``, where ``generate()`` looks for a cache."""
     name = type(model).__name__
     if mode == GenerationMode.ASSISTED_GENERATION or config.is_assistant:
         raise AttnExtError(

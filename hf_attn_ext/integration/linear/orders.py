@@ -18,14 +18,7 @@ from .cache import KernelStateLayer
 def order_of(
     call: MaskCall, module: nn.Module, causal: bool, key: Tensor, layer: KernelStateLayer | None
 ) -> tuple[bool, MaskSpec | list[MaskSpec] | None, Tensor | None]:
-    """Return a mask in the form that a linear layer takes.
-
-    Args:
-        call: the masks of the forward pass.
-        module: the attention module.
-        causal: whether the layer is causal where it has no mask of ``set_mask``.
-        key: (B, H, N, d).
-        layer: the layer's cache, or None.
+    """Return a mask in the form that a linear layer takes; ``causal`` is for a layer without a mask of ``set_mask``.
 
     Returns:
         Whether the layer is causal; its order where it is neither causal nor sees everything; and the padding mask. A

@@ -37,11 +37,7 @@ def run_softmax_stream(
 ) -> None:
     """Run a model without its head in :func:`.softmax_stream`, in evaluation mode, up to its last converted layer.
 
-    Args:
-        model: a converted model.
-        batch: ``input_ids`` (B, N) and the other :data:`MODEL_INPUTS`; further entries are ignored.
-        on_layer: called inside each converted layer's attention call.
-        autocast: a context to run the forward pass in.
+    ``batch`` holds :data:`MODEL_INPUTS` (B, N); further entries are ignored. ``autocast`` is a context for the pass.
     """
     layers = converted_layers(model)
     last = layers[-1].name

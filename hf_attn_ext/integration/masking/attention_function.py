@@ -25,11 +25,7 @@ _SDPA = "sdpa (set_mask(..., backend='eager') takes the family's own attention)"
 
 
 def hasse_mask(**asked: Any) -> MaskCall:
-    """The mask function ``"hasse"``: return the masks of this forward pass, at its length.
-
-    Args:
-        **asked: the keywords that Transformers passes to a mask function.
-    """
+    """The mask function ``"hasse"``: return the masks of this forward pass, at its length."""
     return mask_call(asked)
 
 
@@ -44,20 +40,11 @@ def hasse_attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function ``"hasse"`` of Transformers' attention interface.
+    """The attention function ``"hasse"`` of Transformers' attention interface; the module's layer selects the mask.
 
-    Args:
-        module: the attention module; the number of its layer selects the mask.
-        query, key, value: (B, H, N, d); key and value may have fewer heads.
-        attention_mask: what :func:`hasse_mask` returned.
-        scaling: what multiplies ``q . k``; None is ``1 / sqrt(d)``.
-        dropout: probability of attention dropout.
-        is_causal: used by layers that keep the model's own pattern.
-        **kwargs: the other keywords of the call.
-
-    Returns:
-        The output (B, Nq, H, d_v) and, from the backend ``"eager"`` or where ``output_attentions`` asks for them, the
-        weights (B, H, Nq, Nk).
+    The arguments are those of ``flexformer_attention`` in ``linear/attention_function.py``, with what
+    :func:`hasse_mask` returned as ``attention_mask``. Returns the output (B, Nq, H, d_v) and, from the backend
+    ``"eager"`` or where ``output_attentions`` asks for them, the weights (B, H, Nq, Nk).
     """
     if not isinstance(attention_mask, MaskCall):
         if attention_mask is not None:

@@ -15,11 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.masking_utils import (
-    ALL_MASK_ATTENTION_FUNCTIONS,
-    bidirectional_mask_function,
-    causal_mask_function,
-)
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, bidirectional_mask_function, causal_mask_function
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.hasse import MaskSpec

@@ -32,11 +32,7 @@ def flex_mask_attention(
     scaling: float | None,
     kwargs: dict[str, Any],
 ) -> Tensor:
-    """Call flex_attention, compiled on CUDA and plain on the CPU, where it has no backward pass.
-
-    Returns:
-        (B, H, Nq, d_v).
-    """
+    """Call flex_attention, compiled on CUDA and plain on the CPU, where it has no backward pass: (B, H, Nq, d_v)."""
     refuse_modifiers(module, kwargs, "scores", "backend 'flex' (backend='eager' takes the family's own attention)")
     if dropout:
         raise AttnExtError(

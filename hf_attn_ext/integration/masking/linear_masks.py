@@ -11,11 +11,10 @@ from .recipe import LayerMask
 
 @kept_by_name(maxsize=64)
 def check_linear_mask(layer: LayerMask | None, number: int) -> None:
-    """Check that a linear layer can honour a mask.
+    """Check that a linear layer can honour a mask: a single one, and a dense one.
 
-    Args:
-        layer: the mask of the layer, or None.
-        number: the layer's number, for the message.
+    A row of a mask that is not dense is reached by a position that it does not see, which linear attention would let it
+    see. ``number`` is the layer's, for the message.
     """
     if layer is None:
         return

@@ -22,13 +22,10 @@ MOST_SENTENCES = 4000
 
 
 def scatter_costs(similarities: np.ndarray) -> np.ndarray:
-    """Compute the scatter of every segment: the sum of squared distances of its sentences to their mean.
+    """Return the scatter of every segment: the sum of squared distances of its sentences to their mean.
 
-    Args:
-        similarities: float64 (n, n), dot products of the sentences' vectors.
-
-    Returns:
-        float64 (n + 1, n + 1). Entry (i, j) is the scatter of sentences i to j - 1, infinite unless i < j.
+    The dot products of the sentences' vectors are (n, n). Entry (i, j) of the result (n + 1, n + 1) is the scatter of
+    sentences i to j - 1, infinite unless i < j.
 
     Example:
         >>> float(scatter_costs(np.eye(2))[0, 2])  # two orthogonal vectors of length 1
@@ -52,14 +49,9 @@ def scatter_costs(similarities: np.ndarray) -> np.ndarray:
 def least_scatter(costs: np.ndarray, price: np.ndarray, segments: int | None = None) -> tuple[list[int], np.ndarray]:
     """Find the boundaries with the least total cost, by dynamic programming.
 
-    Args:
-        costs: float64 (n + 1, n + 1), from :func:`scatter_costs`.
-        price: float64 (n - 1,), the price of a boundary at each gap.
-        segments: the number of segments; None for the number with the least total cost.
-
-    Returns:
-        The chosen gaps, ascending, and the gain of each gap, float64 (n - 1,): how much a boundary there lowers the
-        total cost if the nearest chosen boundaries on both sides stay.
+    The ``price`` (n - 1,) of a boundary is added to the ``costs`` of :func:`scatter_costs`. Without ``segments``, the
+    number with the least total cost is taken. Returns the chosen gaps, ascending, and the gain of each gap (n - 1,):
+    how much a boundary there lowers the total cost if the nearest chosen boundaries on both sides stay.
 
     Example:
         >>> least_scatter(scatter_costs(np.kron(np.eye(2), np.ones((3, 3)))), np.zeros(5), segments=2)[0]
@@ -109,14 +101,7 @@ def _cheapest_of(priced: np.ndarray, segments: int) -> list[int]:
 
 
 def block_similarities(similarities: np.ndarray, block: int) -> np.ndarray:
-    """Compute the similarity of the blocks of sentences on both sides of each gap.
-
-    Args:
-        similarities: float64 (n, n), dot products of the sentences' vectors.
-        block: the maximum number of sentences in a block.
-
-    Returns:
-        float64 (n - 1,), the cosine of the two blocks' sums of vectors.
+    """Return the cosine of the sums of up to ``block`` vectors on both sides of each gap, (n - 1,), from dot products.
 
     Example:
         >>> block_similarities(np.eye(2), 1)
@@ -137,13 +122,7 @@ def block_similarities(similarities: np.ndarray, block: int) -> np.ndarray:
 
 
 def depths(values: np.ndarray) -> np.ndarray:
-    """Compute the depth of each value: its distances to the nearest peaks on the left and on the right, added up.
-
-    Args:
-        values: float64 (n,).
-
-    Returns:
-        float64 (n,), at least 0.
+    """Return the depth of each value: its distances to the nearest peaks on the left and on the right, added up.
 
     Example:
         >>> depths(np.array([3.0, 1.0, 2.0]))
@@ -161,17 +140,10 @@ def depths(values: np.ndarray) -> np.ndarray:
 
 
 def highest(scores: np.ndarray, segments: int | None, threshold: float) -> list[int]:
-    """Choose the gaps with the highest scores.
+    """Return the gaps with the highest scores (n - 1,), ascending.
 
-    Of gaps closer than :data:`APART`, only the highest is chosen unless too few remain; among equals the first.
-
-    Args:
-        scores: float64 (n - 1,), one score per gap.
-        segments: the number of segments, or None to choose by ``threshold``.
-        threshold: standard deviations above the mean; used if ``segments`` is None.
-
-    Returns:
-        The chosen gaps, ascending.
+    Of gaps closer than :data:`APART`, only the highest is chosen unless too few remain; among equals the first. Without
+    ``segments``, only scores more than ``threshold`` standard deviations above the mean are chosen.
 
     Example:
         >>> highest(np.array([0.0, 9, 8, 0, 7, 0]), 3, 0.0)

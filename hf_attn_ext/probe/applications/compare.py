@@ -54,11 +54,7 @@ def compare(
         tokenizer: the fast tokenizer of both models.
         texts: any iterable of strings; it is read lazily.
         percent: the percentage of pairs in each matrix that are high.
-        batch_size: texts per pass.
-        truncation: cut texts to ``max_length`` tokens; otherwise a longer text raises an error.
-        max_length: the maximum length of a text in tokens, special tokens included; None for the models' maximum.
-        documents: the name of each text's document. The bootstrap then draws documents, see
-            :meth:`.ContextSimilarityProbe.feed`.
+        batch_size, truncation, max_length, documents: see :meth:`.ContextSimilarityProbe.feed`.
         bootstrap: the number of bootstrap replicates.
         seed: the seed of the bootstrap and of the order among equal similarities.
 

@@ -1,7 +1,4 @@
-"""Result of a comparison of two models: scores, intervals and a verdict per head, with tables, JSON and a figure.
-
-:meth:`HeadComparison.to_json` writes ``format`` (1) and the fields of :class:`HeadComparison`; NaN is null.
-"""
+"""Result of a comparison of two models: scores, intervals and a verdict per head, with tables, JSON and a figure."""
 
 from __future__ import annotations
 

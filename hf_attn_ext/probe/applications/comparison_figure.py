@@ -10,18 +10,7 @@ from hf_attn_ext.probe.report.figures import OPTIONS, Drawing, map_figure
 def draw_comparison(
     scores: np.ndarray, verdicts: np.ndarray, layers: list[int], heads: list[int], percent: float, texts: int
 ) -> Drawing:
-    """Draw the scores by layer and head, coloured from 0 to 1.
-
-    Args:
-        scores: (L, H) float64, 1 for the same high pairs and 0 for what distances alone give.
-        verdicts: (L, H) str; a cross marks ``"lost"``, a diamond marks ``"moved"``.
-        layers, heads: the numbers on the axes, L and H.
-        percent: the percentage of high pairs, for the title.
-        texts: the number of texts, for the title.
-
-    Returns:
-        The drawing, named ``"comparison"``.
-    """
+    """Draw the scores (L, H), coloured from 0 to 1; a cross marks the verdict ``"lost"``, a diamond ``"moved"``."""
     import matplotlib
     from matplotlib.colors import Normalize
 

@@ -22,16 +22,8 @@ def neighbour_attention(
 ) -> dict[int, np.ndarray]:
     """Return the share of attention on tokens at distance 1 to ``nearest``, minus their share of the visible keys.
 
-    The mean is over all real tokens as queries, special tokens included; 0 means that a head has no preference for
-    near tokens.
-
-    Args:
-        model: a Transformers model in evaluation mode.
-        batches: dictionaries with ``input_ids`` and ``attention_mask``, int64 (B, N).
-        nearest: the greatest distance in tokens, on both sides if both are visible.
-
-    Returns:
-        By layer number, float64 (H,).
+    By layer number, (H,): the mean over all real tokens as queries, special tokens included; 0 means that a head has no
+    preference for near tokens.
 
     Source:
         Ours.

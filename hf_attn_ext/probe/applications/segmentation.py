@@ -188,17 +188,10 @@ def segment_sentences(
 
 
 def sentence_similarities(vectors: SentenceVectors, similarity: str = "cosine") -> np.ndarray:
-    """Compute the context similarity of all pairs of sentences, averaged over heads and layers.
+    """Return the context similarity of all pairs of sentences, (n, n), averaged over heads and layers.
 
     Each head's mean vector over the text is subtracted first, because it does not distinguish sentences (ours).
-
-    Args:
-        vectors: from :func:`.sentence_vectors.sentence_vectors`.
-        similarity: ``"cosine"`` scales each vector to length 1; ``"dot"`` scales each head's vectors to mean squared
-            length 1.
-
-    Returns:
-        float64 (n, n), with the diagonal.
+    ``"cosine"`` scales each vector to length 1; ``"dot"`` scales each head's vectors to mean squared length 1.
     """
     total, heads = np.zeros((len(vectors.tokens), len(vectors.tokens))), 0
     for of_layer in vectors.vectors:
@@ -219,15 +212,9 @@ def cut(
     method: str = "scatter",
     block: int = BLOCK,
 ) -> tuple[list[int], np.ndarray]:
-    """Divide n sentences by similarities between them, by a bonus for every gap, or by both.
+    """Divide n sentences by similarities (n, n) between them, by a bonus (n - 1,) for every gap, or by both.
 
-    Args:
-        similarities: float64 (n, n), dot products of the sentences' vectors of length about 1, or None.
-        bonus: float64 (n - 1,), added to the gain of a boundary at each gap, or None.
-        segments, threshold, method, block: see :func:`segment`.
-
-    Returns:
-        The indices of the sentences that begin a segment, ascending, and the scores of all gaps, float64 (n - 1,).
+    Returns the indices of the sentences that begin a segment, ascending, and the scores of all gaps (n - 1,).
 
     Example:
         >>> cut(np.kron(np.eye(2), np.ones((3, 3))), segments=2)[0]

@@ -184,13 +184,8 @@ def sentence_vectors(
 class _SentenceSums:
     """Sums of head outputs per sentence, and the focus, by layer number.
 
-    Args:
-        layers, heads: the layers and head numbers to read.
-        sentences: int64 (tokens,), the sentence index of each token of the text.
-        count: the number of sentences.
-        ends: int64 (count,), the position of each sentence's last separator.
-        offset: the number of special tokens before the text in each pass.
-        focus: whether to compute the focus.
+    Each token of the text has a sentence index in ``sentences``, each sentence the position of its last separator in
+    ``ends``; ``offset`` is the number of special tokens before the text in each pass.
     """
 
     def __init__(

@@ -135,9 +135,7 @@ def suggest_layers(
         criterion: ``"error"`` or ``"neighbours"``.
         steps: training steps for the criterion ``"error"``. With 0 steps, or if they raise the error, the kernels are
             used as initialised.
-        batch_size: texts per pass.
-        truncation: cut texts to ``max_length`` tokens; otherwise a longer text raises an error.
-        max_length: the maximum length of a text in tokens, special tokens included; None for the model's maximum.
+        batch_size, truncation, max_length: see :meth:`.ContextSimilarityProbe.feed`.
 
     Returns:
         The suggested layers, with a score and a reason for every layer.
@@ -253,12 +251,9 @@ def _error_reason(layer: int, order: list[int], choices: list[dict[int, float]],
 
 
 class _Errors:
-    """Relative error of a hybrid's last hidden states as a function of the layers that keep softmax.
+    """Relative error of a hybrid's last hidden states, as a function of the layers that keep softmax.
 
-    Args:
-        model: a hybrid that is converted in every possible layer and has its kernels ready.
-        batches: the batches to measure on.
-        expected: the base model's last hidden states of each batch's real tokens, (tokens, width).
+    ``expected`` are the base model's last hidden states of each batch's real tokens, (tokens, width).
     """
 
     def __init__(self, model: nn.Module, batches: list[Batch], expected: list[Tensor]):

@@ -77,17 +77,10 @@ def sentence_starts(text: str, language: str = "en") -> list[int]:
 
 
 def segment_starts(text: str, boundaries: Sequence[str]) -> list[int]:
-    """Split a text into segments that end after any of ``boundaries``.
+    """Return the first character of each segment, ascending from 0; a segment ends after any of ``boundaries``.
 
     Longer boundaries are matched before shorter ones. White space and further boundaries directly after a boundary
     belong to the same segment.
-
-    Args:
-        text: any text.
-        boundaries: strings that end a segment.
-
-    Returns:
-        The first character of each segment, ascending from 0; empty for a blank text.
 
     Example:
         >>> segment_starts("CCO.CC(=O)O>>CCOC(C)=O", [".", ">>"])
@@ -114,12 +107,7 @@ def check_language(language: str) -> None:
 
 
 def check_characters(text: str, where: str) -> None:
-    """Check that a text has no half of a surrogate pair, which tokenizers cannot read.
-
-    Args:
-        text: any text.
-        where: where the text comes from, for the message.
-    """
+    """Check that a text has no half of a surrogate pair, which tokenizers cannot read; ``where`` names its source."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -149,11 +137,8 @@ def annotate(
     Args:
         texts: a list of texts.
         tokenizer: a fast tokenizer.
-        truncation: cut longer texts to ``max_length`` tokens.
+        truncation, language, boundaries, pad_to: see :meth:`.ContextSimilarityProbe.feed`.
         max_length: the maximum length of a text in tokens, special tokens included; None for no limit.
-        language: the language code for the sentence splitter.
-        boundaries: strings that end a segment, see :func:`segment_starts`; None to split into sentences.
-        pad_to: the minimum length of the batch in tokens; shorter batches are padded.
         first: the number of the first text, for messages.
 
     Returns:
@@ -212,16 +197,10 @@ def annotate(
 
 
 def shuffled(annotation: Annotation, seed: int) -> Annotation:
-    """Shuffle the tokens of each text as a control; special tokens, padding and sentence indices keep their positions.
+    """Return a batch with each text's tokens and words shuffled, as a control.
 
-    The order depends on the text's token ids and ``seed``, not on the batch.
-
-    Args:
-        annotation: the batch; it is not changed.
-        seed: selects the order.
-
-    Returns:
-        The batch with shuffled ``input_ids`` and ``words``.
+    Special tokens, padding and sentence indices keep their positions. The order depends on the text's token ids and
+    ``seed``, not on the batch.
     """
     ids, words = annotation.input_ids.clone(), annotation.words.copy()
     for row, special in enumerate(annotation.special):

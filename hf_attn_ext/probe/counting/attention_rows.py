@@ -15,17 +15,12 @@ LEAST_SUM = 0.05
 
 
 class AttentionRows:
-    """The attention maps of some heads over one text's n tokens that are not special.
-
-    Args:
-        text: the text.
-        attention: (H, N, N) weights of all tokens of the batch's row.
-        visible: bool (1 or H, N, N), True = the query sees the key.
-        high: the high pairs of the same heads by context similarity.
+    """The attention maps (H, N, N) of some heads over one text's n tokens that are not special.
 
     Attributes:
-        text, high: as given.
-        visible: bool (1 or H, n, n).
+        text: the text.
+        high: the high pairs of the same heads by context similarity.
+        visible: bool (1 or H, n, n), True = the query sees the key.
         special: (H,) weights on special tokens, summed over the n rows.
         counted: bool (H, n), False for a row without weight on the n tokens, or whose weights cancel
             (:data:`LEAST_SUM`).

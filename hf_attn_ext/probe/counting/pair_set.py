@@ -12,13 +12,8 @@ from .texts import DISTANCE_BINS, Text, distance_bins, starts_at
 class PairSet:
     """Pairs i < j of one text: the high pairs of each head, or pairs that chance draws.
 
-    Args:
-        text: the text.
-        i, j: (H, k) token positions among the text's n tokens, or (k,) without an axis of heads.
-        index: (H, k) numbers of the pairs among ``text.pairs``, where they are known.
-
-    Attributes:
-        text, i, j, index: as given.
+    ``i`` and ``j`` are token positions (H, k), or (k,) without an axis of heads. ``index`` (H, k) numbers the pairs
+    among ``text.pairs``, if that is known.
     """
 
     def __init__(self, text: Text, i: np.ndarray, j: np.ndarray, index: np.ndarray | None = None) -> None:

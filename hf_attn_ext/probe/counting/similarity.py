@@ -52,15 +52,10 @@ def pairs_of(length: int) -> Pairs:
 
 
 def pair_values(outputs: Tensor, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """Return the similarities of all pairs i < j, and the norms that decide on ties.
+    """Return the similarities of all pairs i < j, and the norms that decide on ties, from outputs (H, n, d).
 
-    Args:
-        outputs: (H, n, d), of the tokens that count.
-        pairs: :func:`pairs_of` n.
-
-    Returns:
-        (H, n(n-1)/2) in the order of :func:`pairs_of`, overwritten by the thread's next call, and (H, n), the tokens'
-        norms.
+    The similarities are (H, n(n-1)/2) in the order of :func:`pairs_of`, and the thread's next call overwrites them. The
+    tokens' norms are (H, n).
     """
     heads, length, _ = outputs.shape
     outputs = outputs.to("cpu", torch.promote_types(outputs.dtype, torch.float32))
@@ -97,19 +92,11 @@ def high_counts(pairs: int, percents: Sequence[float]) -> list[int]:
 
 
 def select_high(values: np.ndarray, counts: Sequence[int], norms: np.ndarray, pairs: Pairs, key: int = 0) -> np.ndarray:
-    """Return the indices of each head's highest pairs.
+    """Return the indices of each head's highest pairs, (H, counts[-1]); a row begins with its ``counts[0]`` highest.
 
-    Ties at a threshold are broken by a shuffle of the pairs that depends on the text's key alone. A head of equal
-    outputs is therefore at chance, with no preference for near or early pairs.
-
-    Args:
-        values, norms: from :func:`pair_values`.
-        counts: how many to select, ascending.
-        pairs: :func:`pairs_of` n.
-        key: 64 bits of the text.
-
-    Returns:
-        (H, counts[-1]) indices into the pairs; the first ``counts[0]`` of a row are its highest, and so on.
+    Ties at a threshold are broken by a shuffle of the pairs that depends on the text's ``key`` alone. A head of equal
+    outputs is therefore at chance, with no preference for near or early pairs. ``values`` and ``norms`` are those of
+    :func:`pair_values`; ``counts`` says how many to select, ascending.
     """
     bound = _lower_bound(values, counts[-1])
     widest = TIE * _largest_product(norms)

@@ -89,9 +89,7 @@ def drawn_as_one(counts: np.ndarray) -> bool:
     """Return whether all texts were drawn together, as a single text, copies of one, and texts of one document are.
 
     Every replicate then has a whole multiple of the texts and the same ratios, which says nothing about other texts.
-
-    Args:
-        counts: (R + 1,) numbers of texts: in the sum, and in each replicate.
+    ``counts`` (R + 1,) are the numbers of texts in the sum and in each replicate.
     """
     return bool((counts[1:] % max(counts[0], 1.0) == 0).all())
 

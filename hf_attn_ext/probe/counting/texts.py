@@ -89,17 +89,9 @@ def make_text(
     seed: int,
     document: str | None = None,
 ) -> Text:
-    """Prepare one text.
+    """Prepare one text from the n ``ids`` at its ``positions``; the other arrays are as in :class:`Text`.
 
-    Args:
-        row: its row in the batch.
-        ids, sentences, separators: (n,) of the tokens at ``positions``; see :class:`Text`.
-        positions, special_positions: see :class:`Text`.
-        percents: which pairs are high.
-        replicates: R.
-        heads: H.
-        seed: of all draws.
-        document: texts of one document have the same bootstrap weights; None gives the text its own.
+    ``seed`` is that of all draws. Texts of one ``document`` share their bootstrap weights; None gives a text its own.
     """
     length = len(ids)
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)

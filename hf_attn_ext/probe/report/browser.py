@@ -84,20 +84,10 @@ def browse(
     seed: int = 0,
     budget: int = BUDGET,
 ) -> list[BrowserText]:
-    """Run texts through the model and return what the browser shows.
+    """Run texts through the model and return what the browser shows, one entry per text of two tokens or more.
 
-    Args:
-        model, tokenizer: as :class:`.ContextSimilarityProbe` takes them.
-        texts: each is cut to as many tokens as the budget allows.
-        layers, heads: as :class:`.ContextSimilarityProbe` takes them.
-        percent: which pairs are high.
-        max_length: the longest text in tokens, special ones included.
-        language, boundaries: for sentences or segments.
-        projections, num_heads, seed: as :class:`.ContextSimilarityProbe` takes them.
-        budget: bytes of all texts together.
-
-    Returns:
-        One entry per text of two tokens or more; empty if the model has too many heads for the budget.
+    Each text is cut to as many tokens as ``budget``, the bytes of all texts together, allows. The list is empty if the
+    model has too many heads for it. Other arguments are those of :class:`.ContextSimilarityProbe` and its ``feed``.
     """
     (percent,) = percents_of([percent])
     texts = list(texts)

@@ -23,16 +23,13 @@ def notes(
     unknown: Sequence[str],
     dtype: torch.dtype,
 ) -> list[str]:
-    """Return the sentences of :attr:`.ProbeStatistics.notes`.
+    """Return the sentences of :attr:`.ProbeStatistics.notes`, from its ``counts`` and ``settings`` and these facts.
 
     Args:
-        counts, settings: of the statistics.
-        layers: the layers that were looked at.
-        tokenizer: whether the probe has a tokenizer.
-        part: whether the model has more layers.
+        layers: the layers that were looked at; ``part``: whether the model has more.
+        tokenizer: whether the probe has a tokenizer; ``unknown``: separators that are not in its vocabulary.
         left_out: how many rows of attention maps could not be normalised again, and how many there are.
         draws: the effective number of documents, from :func:`.sums.equal_draws`.
-        unknown: separators that are not in the vocabulary.
         dtype: of the model's first parameter.
     """
     return [

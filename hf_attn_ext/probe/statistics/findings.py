@@ -120,12 +120,7 @@ class Claim:
 
 
 def level_of(statistic: Statistic, layer: int, head: int | None = None) -> Level:
-    """Return the numbers of one head, or of the mean over a layer's heads.
-
-    Args:
-        statistic: the statistic.
-        layer, head: indices on the axes of ``statistic.values``, not numbers of the model.
-    """
+    """Return the numbers of one head, or of the mean over heads; ``layer`` and ``head`` are indices on the axes."""
     index = (layer,) if statistic.heads is None else (layer, slice(None) if head is None else head)
 
     def number(values: np.ndarray) -> float:
@@ -146,13 +141,9 @@ def level_of(statistic: Statistic, layer: int, head: int | None = None) -> Level
 
 
 def make_finding(kind: Any, key: str, claim: str, text: str, one: Statistic, layer: int, head: int | None) -> Finding:
-    """Return a finding with its numbers filled in.
+    """Return a finding on a :class:`.HeadStatistic` with its numbers filled in; the words are as in :class:`Claim`.
 
-    Args:
-        kind: the :class:`.HeadStatistic`.
-        key, claim, text: see :class:`Claim`.
-        one: the measured values.
-        layer, head: indices on the axes of ``one.values``; head None is the mean over heads.
+    ``layer`` and ``head`` are indices on the axes of ``one.values``; head None is the mean over heads.
     """
     show = percentage if kind.unit == "share" else plain_number
     level = level_of(one, layer, head)

@@ -63,14 +63,7 @@ class SeparatorFocus(HeadStatistic):
 
 
 def _chances(text: Text, visible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of separators among the keys that each row sees, and among those at each signed distance.
-
-    Args:
-        visible: bool (G, n, n), per head or one for all.
-
-    Returns:
-        (G, n) and (G, n * n).
-    """
+    """Return the share of separators among the keys that rows see, (G, n), and at each signed distance, (G, n * n)."""
     return text.once(("separators", visible.shape[0], np.packbits(visible).tobytes()), lambda: _shares(text, visible))
 
 

@@ -34,20 +34,11 @@ def annotated_batches(
     documents: Iterable[str] | None = None,
     layers: Sequence[Layer] = (),
 ) -> Iterator[Annotation]:
-    """Yield batches of texts, made by :func:`.annotate`, that every one of ``models`` can read.
+    """Yield batches of texts, made by :func:`.annotate`, that every one of ``models`` can read; no model is run.
 
-    Args:
-        models: the models; none of them is run.
-        tokenizer: their fast tokenizer.
-        texts: any iterable of strings, read lazily.
-        batch_size: texts per batch.
-        truncation: cut texts to ``max_length`` tokens; otherwise a longer one is an error.
-        max_length: the longest text in tokens, special ones included; None is the models' limit.
-        language, boundaries, pad_to, documents: as :meth:`.ContextSimilarityProbe.feed` takes them.
-        layers: the layers of the probe; they tell which module reads the tokens.
-
-    Where heads are read at projections and the first batch has as many texts as tokens, it is padded by one token, to
-    tell batch and tokens apart (with ``pad_to``: every batch).
+    Texts are read lazily. The options are those of :meth:`.ContextSimilarityProbe.feed`; the ``layers`` of the probe
+    tell which module reads the tokens. Where heads are read at projections and the first batch has as many texts as
+    tokens, it is padded by one token, to tell batch and tokens apart (with ``pad_to``: every batch).
     """
     if isinstance(texts, (str, bytes)):
         raise AttnExtError("texts must be a list of strings, got one string; put it in a list")
@@ -136,16 +127,7 @@ def read(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, layers: Se
 
 
 def head_outputs(model: nn.Module, annotation: Annotation, layers: list[Layer]) -> dict[int, Tensor]:
-    """Run one batch and return the outputs of all heads.
-
-    Args:
-        model: in evaluation mode.
-        annotation: the batch.
-        layers: layers of ``model``.
-
-    Returns:
-        (B, H, N, d) on the CPU by layer number: the outputs before the output projection.
-    """
+    """Run one batch and return, by layer, the heads' outputs before the output projection, (B, H, N, d) on the CPU."""
     outputs: dict[int, Tensor] = {}
 
     def keep(call: HeadOutputs) -> None:

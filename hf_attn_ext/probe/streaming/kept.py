@@ -12,12 +12,7 @@ from hf_attn_ext.integration.capture.passes import ForwardPass
 
 
 class KeptMatrices:
-    """The matrices of all passes, on the CPU; texts follow one another.
-
-    Args:
-        layers: numbers of the layers that are kept.
-        wanted: whether matrices are kept.
-    """
+    """The matrices of all passes, on the CPU; texts follow one another. ``wanted``: whether matrices are kept."""
 
     def __init__(self, layers: list[int], wanted: bool) -> None:
         self.layers, self.wanted = layers, wanted

@@ -12,12 +12,7 @@ from hf_attn_ext.integration.base_models.readable_layers import Layer
 
 
 class SeenModel:
-    """The model of a probe, as it was when its first statistics were taken.
-
-    Args:
-        model: the model.
-        layers: the layers that the probe looks at.
-    """
+    """The model of a probe, as it was when its first statistics were taken."""
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         self._model, self._layers = model, layers

@@ -33,14 +33,9 @@ _FED = threading.local()
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings that statistics depend on; two probes merge only where they are equal.
+    """The settings that statistics depend on, as :class:`.ContextSimilarityProbe` takes them.
 
     Attributes:
-        layers, heads: numbers of the layers and heads.
-        percents: which pairs are high.
-        replicates: of the bootstrap.
-        sample: share of texts for controls and attention maps.
-        controls, separators, seed: as :class:`.ContextSimilarityProbe` takes them.
         projected: whether heads are read at output projections.
         shuffle_tokens: whether the texts' tokens were shuffled; None before any text was fed.
         segments: ``"sentences"``, or the strings that end a segment; None before any text was fed.
@@ -80,13 +75,7 @@ class _Pass:
 
 
 class Stream:
-    """The sums behind the statistics of one probe.
-
-    Args:
-        settings: see :class:`Settings`.
-        special_ids: token ids that are left out.
-        separator_ids: token ids of the separators, or None where they are not known.
-    """
+    """The sums behind the statistics of one probe; ``separator_ids`` is None where the separators are not known."""
 
     def __init__(self, settings: Settings, special_ids: set[int], separator_ids: set[int] | None) -> None:
         self.settings = settings

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def summarise(sums: Sums, kinds: Sequence[HeadStatistic], settings: Settings) -> list[Statistic]:
-    """Return every statistic that was counted: by measure, then by percentage, then in the registry's order.
-
-    Args:
-        sums: of a :class:`.Stream`.
-        kinds: its statistics.
-        settings: its settings.
-    """
+    """Return every statistic that was counted: by measure, then by percentage, then in the registry's order."""
     of_pairs = [kind for kind in kinds if not kind.needs_attention]
     controlled = [kind for kind in of_pairs if kind.controls]
     results = list(_of_measure(sums, of_pairs, "dot", "all", settings))
