@@ -7,6 +7,7 @@ ones, a depth beyond the model's layers, and the number of labels per token.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -161,22 +162,14 @@ def _unknown(spec: MaskSpec, flow: torch.Tensor, unknown: list[int]) -> list[Fin
 
 def _shortest_path(mask: torch.Tensor, start: int, goals: list[int]) -> list[int]:
     """Positions from ``start`` to the nearest goal, each attending to the next; such a path must exist."""
-    came_from = {start: start}
-    frontier = [start]
-    unseen = torch.ones(len(mask), dtype=torch.bool)
-    unseen[start] = False
-    while not any(goal in came_from for goal in goals):
-        following = []
-        for position in frontier:
-            for new in (mask[position] & unseen).nonzero().flatten().tolist():
-                unseen[new] = False
-                came_from[new] = position
-                following.append(new)
-        frontier = following
-    path = [next(goal for goal in goals if goal in came_from)]
-    while path[-1] != start:
-        path.append(came_from[path[-1]])
-    return path[::-1]
+    from scipy.sparse.csgraph import breadth_first_order
+
+    reached, previous = breadth_first_order(mask.numpy(), start)
+    paths = [[goal] for goal in goals if goal in reached]
+    for path in paths:
+        while path[0] != start:
+            path.insert(0, int(previous[path[0]]))
+    return min(paths, key=len)
 
 
 def _empty_rows(spec: MaskSpec) -> list[Finding]:
@@ -240,11 +233,6 @@ def _layers(count: int | None) -> str:
 
 def _runs(lengths: list[int]) -> str:
     """``[4, 4, 1, 1]`` as ``"4 (2 times), 1 (2 times)"``, at most four runs."""
-    runs: list[list[int]] = []
-    for length in lengths:
-        if runs and runs[-1][0] == length:
-            runs[-1][1] += 1
-        else:
-            runs.append([length, 1])
+    runs = [(length, len(list(some))) for length, some in itertools.groupby(lengths)]
     words = [f"{length}" if times == 1 else f"{length} ({times} times)" for length, times in runs[:4]]
     return ", ".join(words) + (", ..." if len(runs) > 4 else "")

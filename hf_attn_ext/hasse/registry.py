@@ -34,10 +34,7 @@ class MaskEntry:
 
     Attributes:
         make: the function that makes it.
-        example: options of a small one, for pictures and for the tests that run over every mask.
-        prefix_stable: whether the mask of m tokens is the upper left part of the mask of more.
-        clipped: the option that counts at most n; a larger value is taken as n where the length of a call sets n.
-        roles: the roles that the mask declares.
+        example, prefix_stable, clipped, roles: as :func:`register_mask` takes them.
     """
 
     make: Callable[..., MaskSpec]

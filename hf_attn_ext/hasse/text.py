@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,14 +78,9 @@ def hasse_text(poset: Poset, names: tuple[str, ...]) -> str:
 
 def class_title(members: tuple[int, ...], names: tuple[str, ...]) -> str:
     """Return ``"w0,w1"``, or ``"w0..w7"`` for more than two consecutive positions."""
-    runs: list[list[int]] = []
-    for position in sorted(members):
-        if runs and position == runs[-1][-1] + 1:
-            runs[-1].append(position)
-        else:
-            runs.append([position])
     words = []
-    for run in runs:
+    for _, numbered in itertools.groupby(enumerate(sorted(members)), lambda pair: pair[1] - pair[0]):
+        run = [position for _, position in numbered]
         words += [f"{names[run[0]]}..{names[run[-1]]}"] if len(run) > 2 else [names[p] for p in run]
     if len(words) > 4:
         words = [*words[:3], f"... ({len(members)})"]

@@ -6,6 +6,7 @@ information arrives through further layers" (the paler, the later), white "never
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -262,13 +263,8 @@ def _draw_legend(picture: Any, entries: list[tuple[str, str, bool]], width: floa
 
 
 def _role_runs(roles: Sequence[str]) -> list[tuple[int, int, str]]:
-    runs: list[tuple[int, int, str]] = []
-    for position, role in enumerate(roles):
-        if runs and runs[-1][2] == role:
-            runs[-1] = (runs[-1][0], position + 1, role)
-        else:
-            runs.append((position, position + 1, role))
-    return runs
+    starts = [position for position, role in enumerate(roles) if position == 0 or roles[position - 1] != role]
+    return [(start, stop, roles[start]) for start, stop in itertools.pairwise([*starts, len(roles)])]
 
 
 def _rgb(colour: str) -> tuple[float, float, float]:

@@ -15,6 +15,8 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 
+import networkx as nx
+
 WIDEST = 24  # nodes in a row; a wider level is split into several rows
 _SWEEPS = 12
 _STARTS = 5  # initial orders; the result with the fewest crossings is kept
@@ -79,7 +81,7 @@ def lay_out(
     room = [*widths, *[_BEND] * (count - len(levels))]
     x = [0.0] * count
     borders = [0.0] * len(level_of_row)  # the right end of each row so far
-    for part in _parts(down, up, len(levels)):
+    for part in _parts(up, len(levels)):
         lines: list[list[int]] = [[] for _ in level_of_row]
         for node in part:
             lines[row_of[node]].append(node)
@@ -117,21 +119,11 @@ def _with_bends(row: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[li
     return chains
 
 
-def _parts(down: list[dict[int, float]], up: list[dict[int, float]], real: int) -> list[list[int]]:
+def _parts(up: list[dict[int, float]], real: int) -> list[list[int]]:
     """Return the connected parts, those with most nodes (numbers below ``real``) first."""
-    seen = [False] * len(down)
-    parts = []
-    for root in range(len(down)):
-        if seen[root]:
-            continue
-        seen[root] = True
-        part = [root]
-        for node in part:  # grows during the loop
-            for near in (*down[node], *up[node]):
-                if not seen[near]:
-                    seen[near] = True
-                    part.append(near)
-        parts.append(sorted(part))
+    graph = nx.empty_graph(len(up))
+    graph.add_edges_from((lower, upper) for lower, above in enumerate(up) for upper in above)
+    parts = map(sorted, nx.connected_components(graph))
     return sorted(parts, key=lambda part: sum(node < real for node in part), reverse=True)
 
 

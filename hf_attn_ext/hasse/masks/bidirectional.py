@@ -8,10 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from hf_attn_ext.hasse.decomposition import ChainDecomposition, decomposed_by
-from hf_attn_ext.hasse.inputs import token
 from hf_attn_ext.hasse.registry import register_mask, whole_number
 from hf_attn_ext.hasse.spec import MaskSpec
-from hf_attn_ext.hasse.tasks.family import TaskFamily, groups
+
+from .document import packed
 
 
 @register_mask("bidirectional", example={"n": 8})
@@ -40,19 +40,8 @@ def bidirectional(n: int) -> MaskSpec:
     """
     n = whole_number("bidirectional", "n", n, least=1)
     return MaskSpec.of_text(
-        n,
-        name="bidirectional",
-        form=_form,
-        labels={},
-        task_family=functools.partial(reading, n),
+        n, name="bidirectional", form=_form, labels={}, task_family=functools.partial(packed, [n], False)
     )
-
-
-def reading(n: int) -> TaskFamily:
-    """One task: n tokens that see each other."""
-    family = TaskFamily()
-    family.add(map(token, range(n)), {}, groups([n]), positions=range(n))
-    return family
 
 
 def _chains(size: int) -> ChainDecomposition:

@@ -8,10 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from hf_attn_ext.hasse.decomposition import ChainDecomposition, decomposed_by
-from hf_attn_ext.hasse.inputs import token
 from hf_attn_ext.hasse.registry import register_mask, whole_number
 from hf_attn_ext.hasse.spec import MaskSpec
-from hf_attn_ext.hasse.tasks.family import TaskFamily, chain, groups
+
+from .document import packed
 
 
 @register_mask("causal", example={"n": 8}, prefix_stable=True)
@@ -46,17 +46,8 @@ def causal(n: int) -> MaskSpec:
         name="causal",
         form=_form,
         labels={i: i + 1 for i in range(n - 1)},
-        task_family=functools.partial(autoregressive, n),
+        task_family=functools.partial(packed, [n], True),
     )
-
-
-def autoregressive(n: int) -> TaskFamily:
-    """For k = 1 to n: k tokens, each sees those before it, the last predicts the next token where there is one."""
-    family = TaskFamily()
-    for k in range(1, n + 1):
-        labels = {k - 1: k} if k < n else {}
-        family.add(map(token, range(k)), labels, groups(chain(k)), positions=range(k))
-    return family
 
 
 def _chains(size: int) -> ChainDecomposition:

@@ -9,7 +9,7 @@ from torch import Tensor
 from hf_attn_ext.hasse.registry import register_mask, whole_number
 from hf_attn_ext.hasse.spec import MaskSpec
 
-from .causal import autoregressive
+from .document import packed
 
 
 @register_mask("sliding_window", example={"n": 8, "w": 3}, prefix_stable=True, clipped="w")
@@ -47,7 +47,7 @@ def sliding_window(n: int, w: int) -> MaskSpec:
         name="sliding_window",
         form=functools.partial(_form, w),
         labels={i: i + 1 for i in range(n - 1)},
-        task_family=functools.partial(autoregressive, n) if w > 1 else None,
+        task_family=functools.partial(packed, [n], True) if w > 1 else None,
         window=w - 1 if w > 1 else None,
     )
 
