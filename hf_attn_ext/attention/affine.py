@@ -49,16 +49,7 @@ class AffineMap(nn.Module):
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``x @ weight + bias`` per head, in one pass.
-
-    Args:
-        x: (B, H, N, d).
-        weight: (H, d, R).
-        bias: (H, 1, R), or None.
-
-    Returns:
-        (B, H, N, R).
-    """
+    """Return ``x @ weight + bias`` per head, (B, H, N, d) by (H, d, R) plus (H, 1, R) or None, in one pass."""
     if bias is None:
         return x @ weight
     batch, heads, length, dim = x.shape

@@ -65,16 +65,10 @@ def attention_losses(
 
     Returns:
         :class:`AttentionLosses`; gradients reach the feature map's parameters (and the inputs, if they ask).
-
-    Example:
-        >>> losses = attention_losses(q, k, v, feature_map)  # doctest: +SKIP
-        >>> losses.cross_entropy.mean().backward()  # doctest: +SKIP
     """
-    query, key, value, scaling, query_mask = _prepare(
-        query, key, value, scaling, key_padding_mask, query_index, query_mask
+    query, key, value, scaling, query_mask, visible, target = _prepare(
+        query, key, value, scaling, key_padding_mask, query_index, query_mask, causal
     )
-    visible = _visible(key, key_padding_mask, query_index, causal)
-    target = _softmax_weights(query, key, scaling, visible)
     wanted = target @ value
 
     weights = _kernel_weights(query, key, feature_map, scaling, key_padding_mask, query_index, causal)
@@ -117,21 +111,18 @@ def attention_backward(
     gradients of both losses with respect to the kernel's weights are computed in closed form.
 
     Args:
-        query to query_mask: as in :func:`attention_losses`.
+        query to query_mask, causal: as in :func:`attention_losses`.
         cross_entropy: factor of the cross-entropy.
         output_error: factor of each head's squared error, a number or (H,).
         scale: factor of the gradient, not of the returned sums.
-        causal: a query sees the keys up to its own position only.
 
     Returns:
         Sums over the queries, per head (H,): the cross-entropy and the squared error, without factors.
     """
     with torch.no_grad():
-        query, key, value, scaling, query_mask = _prepare(
-            query, key, value, scaling, key_padding_mask, query_index, query_mask
+        query, key, value, scaling, query_mask, visible, target = _prepare(
+            query, key, value, scaling, key_padding_mask, query_index, query_mask, causal
         )
-        visible = _visible(key, key_padding_mask, query_index, causal)
-        target = _softmax_weights(query, key, scaling, visible)
     with torch.enable_grad():
         weights = _kernel_weights(query, key, feature_map, scaling, key_padding_mask, query_index, causal)
     with torch.no_grad():
@@ -168,15 +159,20 @@ def _prepare(
     key_padding_mask: Tensor | None,
     query_index: Tensor | None,
     query_mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, float, Tensor | None]:
-    """Cast to float32 at least, pick the queries, fill in the defaults."""
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, float, Tensor | None, Tensor | None, Tensor]:
+    """Cast to float32 at least, pick the queries, fill in the defaults; add visible keys and softmax weights."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if query_mask is None and key_padding_mask is not None:
         query_mask = key_padding_mask if query_index is None else key_padding_mask.gather(1, query_index)
     if query_index is not None:
         query = query.gather(2, query_index[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3]))
-    return query, key, value, (query.shape[-1] ** -0.5 if scaling is None else scaling), query_mask
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    visible = _visible(key, key_padding_mask, query_index, causal)
+    # scaled before the product: N x d numbers instead of N x N
+    target = masked_softmax((query * scaling) @ key.transpose(-1, -2), visible)
+    return query, key, value, scaling, query_mask, visible, target
 
 
 def _visible(key: Tensor, key_padding_mask: Tensor | None, query_index: Tensor | None, causal: bool) -> Tensor | None:
@@ -211,8 +207,3 @@ def _kernel_weights(
     if key_padding_mask is not None:
         positions = (key_padding_mask.long().cumsum(-1) - 1).clamp_min(0).gather(1, query_index)
     return attention_weights(query, key, feature_map, False, key_padding_mask, mask, scaling, positions)
-
-
-def _softmax_weights(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None) -> Tensor:
-    # scaled before the product: N x d numbers instead of N x N
-    return masked_softmax((query * scaling) @ key.transpose(-1, -2), visible)

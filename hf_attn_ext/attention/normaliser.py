@@ -89,10 +89,7 @@ def relative(amplitude: Tensor, reference: Tensor) -> Tensor:
 def divide(weighted: Tensor, bound: Tensor | None, rho: float) -> Tensor:
     """Return the numerator divided by the normaliser; 0 for a row without any key.
 
-    Args:
-        weighted: (..., d_v + 1), the numerator and, last, the denominator.
-        bound: (..., 1), or None if no floor is needed.
-        rho: the floor.
+    The numerator and, last, the denominator are in ``weighted`` (..., d_v + 1); ``bound`` is (..., 1) or None.
     """
     return weighted[..., :-1] / floored(weighted[..., -1:], bound, rho)
 

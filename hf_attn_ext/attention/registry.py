@@ -52,10 +52,6 @@ def register_kernel(name: str) -> Callable[[type[FeatureMap]], type[FeatureMap]]
 
     Raises:
         AttnExtError: another class is registered under this name.
-
-    Example:
-        >>> @register_kernel("mine")  # doctest: +SKIP
-        ... class Mine(FeatureMap): ...
     """
 
     def enter(cls: type[FeatureMap]) -> type[FeatureMap]:
@@ -79,10 +75,6 @@ def kernel_class(kernel: str) -> type[FeatureMap]:
 
     Raises:
         AttnExtError: an unknown kernel; the nearest name is suggested.
-
-    Example:
-        >>> kernel_class("hedgehog").signed
-        False
     """
     if not isinstance(kernel, str) or kernel not in _KERNELS:
         known = ", ".join(sorted(_KERNELS))

@@ -144,11 +144,9 @@ class MaskSpec:
             position_ids = [index for _, index in kinds]
         if roles is None:
             roles = [kind for kind, _ in kinds]
-        if not isinstance(labels, Mapping | None):
-            raise AttnExtError(f"{name}: labels must map positions to tokens, got {short(labels)}")
-        labels = dict(labels or {})
+        labels = {} if labels is None else labels
         if tokens is None:
-            targets = filter(is_whole, labels.values())
+            targets = filter(is_whole, labels.values()) if isinstance(labels, Mapping) else ()
             tokens = 1 + max([*targets, *(index for entry in inputs for index in held_tokens(entry)), size - 1])
         return cls(
             name=name,

@@ -34,25 +34,14 @@ class Summary:
 
     def __str__(self) -> str:
         share = 100 * self.pairs / self.positions**2
-        return "\n".join(
-            (
-                f"positions  {self.positions}",
-                f"pairs      {self.pairs} of {self.positions**2} ({share:.1f}%)",
-                f"classes    {self.classes}",
-                f"covers     {self.covers}",
-                f"height     {self.height}",
-                f"width      {self.width}",
-                f"depth      {self.depth} layer" + ("" if self.depth == 1 else "s"),
-            )
-        )
+        pairs = f" of {self.positions**2} ({share:.1f}%)"
+        notes = {"pairs": pairs, "depth": " layer" if self.depth == 1 else " layers"}
+        counts = dataclasses.asdict(self).items()
+        return "\n".join(f"{name:<9}  {count}{notes.get(name, '')}" for name, count in counts)
 
 
 def summarise(spec: MaskSpec, poset: Poset | None = None) -> Summary:
-    """Return the counts of a mask and its order.
-
-    Args:
-        spec: a mask.
-        poset: the mask's order, if it is known.
+    """Return the counts of a mask and its order, which is computed unless ``poset`` gives it.
 
     Example:
         >>> from hf_attn_ext.hasse import masks

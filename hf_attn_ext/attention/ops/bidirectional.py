@@ -11,7 +11,7 @@ from hf_attn_ext.attention.feature_map import FeatureMap
 from hf_attn_ext.attention.normaliser import divide
 
 from .inputs import Outputs, accumulation_dtype, block_size, drop_tokens, mapper, padded_positions, token_positions
-from .native_forms import fused_bidirectional, fused_features
+from .native_forms import fused_attention, fused_features
 from .state import AttentionState, add_keys, read, with_ones
 
 
@@ -31,7 +31,7 @@ def bidirectional_attention(
     """
     fused = fused_features(q, k, v, feature_map, dropout_p)
     if fused is not None:
-        return fused_bidirectional(fused, q, k, v, feature_map, key_padding_mask, scaling)
+        return fused_attention(fused, q, k, v, feature_map, key_padding_mask, scaling, None, causal=False)[0]
     dtype = accumulation_dtype(q)
     query_map = mapper(feature_map, "query", dtype, scaling)
     key_map = mapper(feature_map, "key", dtype, scaling)

@@ -31,9 +31,8 @@ from .inputs import (
     token_positions,
     transformed,
 )
-from .native_forms import fused_causal, fused_features
-from .recurrent import recurrent_step
-from .state import AttentionState, empty_state, weighted_sum, with_ones
+from .native_forms import fused_attention, fused_features
+from .state import AttentionState, add_keys, empty_state, read, weighted_sum, with_ones
 
 CHUNK = 64  # tokens
 # On a CPU, amplitudes within this range of each other become one factor per key; e^-40 is far from underflow.
@@ -92,7 +91,7 @@ def causal_attention(
         if fused is not None:
             if state is not None:
                 _check_kind(state, amplitude=True, bound=False)
-            return fused_causal(fused, q, k, v, feature_map, state, key_padding_mask, scaling)
+            return fused_attention(fused, q, k, v, feature_map, key_padding_mask, scaling, state, causal=True)
         dtype = accumulation_dtype(q)
         query_map, key_map = (maps or BoundMaps()).of(feature_map, dtype, scaling)
         start = 0 if state is None else state.length[:, None]
@@ -118,9 +117,11 @@ def causal_attention(
             _check_kind(state, mapped.amplitude is not None, mapped.bound is not None)
             if group > 1 and keys.shape[2]:
                 out, state = _reference_per_query(queried, mapped, values, state, feature_map.rho, count, chunk, group)
+            elif keys.shape[2] == 1:  # a step of decoding
+                state = add_keys(state, mapped, values, count)
+                out = divide(*read(state, queried), feature_map.rho)
             else:
-                step = recurrent_step if keys.shape[2] == 1 else _block
-                out, state = step(queried, mapped, values, state, feature_map.rho, count)
+                out, state = _block(queried, mapped, values, state, feature_map.rho, count)
             outputs.add(out)
         assert state is not None  # there is at least one block, which may be empty
         return outputs.join(), state
@@ -268,13 +269,7 @@ def _reference_per_query(
 
 
 def _running(first: Tensor, sums: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums before each chunk (B, H, C, .) and after the last (B, H, .).
-
-    Args:
-        first: (B, H, .), the sum before all chunks.
-        sums: (B, H, C, .), the sum of each chunk.
-        mix: (..., C + 1, C + 1) factors on ``first`` and the chunks, rows as in the result.
-    """
+    """The sums before each chunk (B, H, C, .) and after the last (B, H, .), mixed from ``first`` and each chunk's."""
     stacked = torch.cat([first[:, :, None], sums], 2).flatten(3)
     before, after = mix[..., :-1, :] @ stacked, mix[..., -1:, :] @ stacked
     return before.unflatten(-1, sums.shape[3:]), after.squeeze(2).unflatten(-1, sums.shape[3:])

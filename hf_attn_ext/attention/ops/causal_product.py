@@ -74,17 +74,7 @@ class _Gradients(torch.autograd.Function):
 
 
 def causal_product(q: Tensor, k: Tensor, v: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return the sums above for every batch row and head.
-
-    Args:
-        q, k: (B, H, N, F).
-        v: (B, H, N, D).
-        state: (B, H, F, D).
-        chunk: tokens with dense weights.
-
-    Returns:
-        (B, H, N, D), and the new state (B, H, F, D).
-    """
+    """Return the sums above, (B, H, N, D), and the new state (B, H, F, D), with dense weights for ``chunk`` tokens."""
     size = q.shape[:2]
     flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v, state)]
     out, state = _CausalProduct.apply(*flat, chunk)  # type: ignore[no-untyped-call]  # torch does not annotate Function.apply

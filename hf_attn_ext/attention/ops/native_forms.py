@@ -34,65 +34,29 @@ def fused_features(
     return (maps or BoundMaps()).softmax_features(feature_map, accumulation_dtype(q))
 
 
-def fused_causal(
+def fused_attention(
     features: SoftmaxFeatures,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     feature_map: FeatureMap,
+    key_padding_mask: Tensor | None,
+    scaling: float | None,
     state: AttentionState | None,
-    key_padding_mask: Tensor | None,
-    scaling: float | None,
-) -> tuple[Tensor, AttentionState]:
-    """Compute :func:`causal_attention`, which has checked the arguments."""
-    batch, _heads, length, _ = q.shape
-    if state is None:
-        sums, reference = _no_keys(q, v, features)
-        before = torch.zeros(batch, dtype=torch.int64)
-    else:
-        assert state.reference is not None  # causal_attention has checked the state
-        sums, reference, before = state.sums, state.reference, state.length
-    out, sums, reference = _attend(features, q, k, v, feature_map, key_padding_mask, scaling, sums, reference, True)
-    real = length if key_padding_mask is None else key_padding_mask.sum(-1)
-    return out, AttentionState(sums, None, reference, before + real)
-
-
-def fused_bidirectional(
-    features: SoftmaxFeatures,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    feature_map: FeatureMap,
-    key_padding_mask: Tensor | None,
-    scaling: float | None,
-) -> Tensor:
-    """Compute :func:`bidirectional_attention`."""
-    empty = _no_keys(q, v, features)
-    return _attend(features, q, k, v, feature_map, key_padding_mask, scaling, *empty, False)[0]
-
-
-def _no_keys(q: Tensor, v: Tensor, features: SoftmaxFeatures) -> tuple[Tensor, Tensor]:
-    like = features.query_weight
-    sums = like.new_zeros(*q.shape[:2], like.shape[-1], v.shape[3] + 1)
-    return sums, like.new_full(q.shape[:2], -torch.inf)
-
-
-def _attend(
-    features: SoftmaxFeatures,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    feature_map: FeatureMap,
-    key_padding_mask: Tensor | None,
-    scaling: float | None,
-    sums: Tensor,
-    reference: Tensor,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = accumulation_dtype(q)
+) -> tuple[Tensor, AttentionState]:
+    """Compute :func:`causal_attention` or :func:`bidirectional_attention`, which have checked the arguments."""
+    like = features.query_weight  # in the dtype of the sums
+    if state is None:
+        sums = like.new_zeros(*q.shape[:2], like.shape[-1], v.shape[3] + 1)
+        nothing = like.new_full(q.shape[:2], -torch.inf)
+        state = AttentionState(sums, None, nothing, torch.zeros(len(q), dtype=torch.int64))
+    assert state.reference is not None  # causal_attention has checked the state
     factor = score_factor(feature_map, scaling)
-    tokens = (x.to(dtype) for x in (q, k, v))
+    tokens = (x.to(like.dtype) for x in (q, k, v))
+    before = state.sums, state.reference
     out, sums, reference, _, _ = softmax_attention(
-        *tokens, key_padding_mask, *features, sums, reference, causal, 1.0 if factor is None else factor
+        *tokens, key_padding_mask, *features, *before, causal, 1.0 if factor is None else factor
     )
-    return out.to(v.dtype), sums, reference
+    real = k.shape[2] if key_padding_mask is None else key_padding_mask.sum(-1)
+    return out.to(v.dtype), AttentionState(sums, None, reference, state.length + real)

@@ -133,10 +133,12 @@ def _mask_size(spec: MaskSpec) -> tuple[float, float]:
 
 
 def _draw_mask(axes: Axes, spec: MaskSpec, strength: np.ndarray) -> None:
+    from matplotlib.colors import to_rgb
+
     size = len(spec)
     step = -(-size // len(strength))
     rows = [spec.roles[min(i * step, size - 1)] for i in range(len(strength))]
-    colours = np.array([_rgb(colour_of(role, spec.roles)) for role in rows])
+    colours = np.array([to_rgb(colour_of(role, spec.roles)) for role in rows])
     image = 1 - strength[:, :, None] * (1 - colours[:, None, :])
     axes.imshow(image, interpolation="nearest", extent=(-0.5, size - 0.5, size - 0.5, -0.5), aspect="equal")
     axes.tick_params(length=0, labelsize=_SMALL, pad=2)
@@ -265,8 +267,3 @@ def _draw_legend(picture: Any, entries: list[tuple[str, str, bool]], width: floa
 def _role_runs(roles: Sequence[str]) -> list[tuple[int, int, str]]:
     starts = [position for position, role in enumerate(roles) if position == 0 or roles[position - 1] != role]
     return [(start, stop, roles[start]) for start, stop in itertools.pairwise([*starts, len(roles)])]
-
-
-def _rgb(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return red, green, blue

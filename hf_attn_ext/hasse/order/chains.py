@@ -11,8 +11,7 @@ def chains_and_antichain(down: list[int]) -> tuple[list[list[int]], list[int]]:
     Every class may be followed by one class above it: a largest matching of followers to followed classes leaves the
     fewest chains. A greedy matching takes the highest free class below; augmenting paths then make it a largest one.
 
-    Args:
-        down: C integers; bit a of ``down[b]`` says a <= b. Numbers are a linear extension.
+    Bit a of ``down[b]`` says a <= b; classes are numbered along a linear extension.
 
     Source: ours; Dilworth's theorem, Fulkerson's reduction to matching, Koenig's theorem for the antichain.
     """

@@ -58,8 +58,7 @@ def strong_classes(rows: list[int]) -> list[tuple[int, ...]]:
     path (all from there to the last become one class), or finished. When nothing of the first two kinds is left, the
     class is finished. One of its positions represents a class.
 
-    Args:
-        rows: N integers, row i without bit i.
+    Row i of ``rows`` has no bit i.
     """
     unseen = alive = (1 << len(rows)) - 1  # not walked to yet; not in a finished class
     united: dict[int, tuple[list[int], int, int]] = {}  # positions, their bits and row, of classes with more than one
@@ -114,9 +113,7 @@ def closure_and_covers(rows: list[int], many: int = 16) -> tuple[list[int], np.n
     ``many`` covers per class or more, the rest is computed in blocks by matrix products, whose cost does not depend on
     the number of covers.
 
-    Args:
-        rows: C integers; row c has bits below c only.
-        many: covers per class.
+    Row c of ``rows`` has bits below c only.
     """
     down: list[int] = []
     starts, lower = [0], []

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def equivalence_classes(tasks: Sequence[Task]) -> list[list[int]]:
-    """Return a number for every node (class of positions) of every task; equivalent nodes have the same number.
+    """Return ``numbers[task][node]`` of every node (class of positions); equivalent nodes have the same number.
 
     Two nodes are equivalent if an isomorphism of their down-sets keeps the multisets of inputs. Inputs differ within a
     task, so such an isomorphism matches nodes by their inputs. A node's type therefore follows from its inputs and the
@@ -19,12 +19,6 @@ def equivalence_classes(tasks: Sequence[Task]) -> list[list[int]]:
     mean equivalent nodes; there are no hash collisions.
 
     Numbers rise along the linear extension of every task: a node has a larger number than all nodes below it.
-
-    Args:
-        tasks: each with inputs that differ.
-
-    Returns:
-        ``numbers[task][node]``.
 
     Source: arXiv 2606.09951 for equivalence; the numbering is ours.
     """

@@ -68,10 +68,7 @@ def order_sums(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the sums of every query, (B, H, N, d_v + 1) for :func:`.divide`, and the bound (B, H, N, 1) or None.
 
-    Args:
-        queries, keys: stabilised features, (B, H, N, .).
-        values: (B, H, N, d_v + 1) from :func:`.with_ones`.
-        plan: of an order of N positions.
+    Features are (B, H, N, .), values (B, H, N, d_v + 1) from :func:`.with_ones`.
     """
     scales = _scales(keys.amplitude, plan)
     weighted = _product(queries.features, keys.features, values, plan, scales)
@@ -164,11 +161,7 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _running(sums: Tensor, largest: Tensor | None) -> Tensor:
-    """Running sums (B, H, T, .) over tiles, each relative to the largest amplitude so far.
-
-    Args:
-        sums: (B, H, T, .), each relative to ``largest`` (B, H, T) of its own tile; None: all have one scale.
-    """
+    """Running sums over tiles (B, H, T, .), relative to the largest amplitude so far instead of each tile's own."""
     if largest is None:
         return sums.cumsum(2)
     count = sums.shape[2]

@@ -160,15 +160,9 @@ def _through_running_sums(plan: OrderPlan, inputs: _Three, grad: _Blocks, to_inp
 
 
 def order_product(q: Sequence[Tensor], k: Sequence[Tensor], v: Sequence[Tensor], plan: OrderPlan) -> tuple[Tensor, ...]:
-    """Return the sums above for every batch row and head.
+    """Return the sums above in blocks (B, H, n, D), for blocks q and k (B, H, n, F) and v (B, H, n, D).
 
-    Args:
-        q, k: blocks (B, H, n, F) of equal size, except the last; a single block if the plan is scattered.
-        v: blocks (B, H, n, D) of the same sizes.
-        plan: the plan of an order of N positions.
-
-    Returns:
-        Blocks (B, H, n, D) of the same sizes.
+    Blocks have equal sizes, except the last; there is a single one if the plan is scattered.
     """
     size = q[0].shape[:2]
     flat = [x.reshape(-1, *x.shape[2:]) for x in (*q, *k, *v)]
