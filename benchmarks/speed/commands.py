@@ -252,6 +252,25 @@ def probe(
     typer.echo(f"report: {file}")
 
 
+def start(
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Fresh processes per contestant.")] = 5,
+    out: Annotated[Path, typer.Option("--out", help="The folder for the JSON file.")] = Path("runs/bench"),
+) -> None:
+    """Time `import hf_attn_ext` against torch and Transformers' auto classes, and the quick commands, in CPU time.
+
+    Every time is of a fresh process. Says which bars are met, and writes start.json.
+    """
+    from benchmarks.speed.attention.report import check_folder, write_report
+
+    from .start import StartBench, bench_start, start_heading, start_notes, start_tables
+
+    file = check_folder(out) / "start.json"
+    report = bench_start(StartBench(repeats), _progress)
+    write_report(report, file)
+    _print(start_heading(report), start_tables(report), start_notes(report))
+    typer.echo(f"report: {file}")
+
+
 def parse_lengths(text: str, option: str) -> tuple[int, ...]:
     """Return the numbers in ``"256,512"``.
 
@@ -302,5 +321,5 @@ def _print(heading: str, tables: list[Any], notes: list[str]) -> None:
 app = typer.Typer(
     help="Measure speed and memory against softmax, performer-pytorch and networkx.", rich_markup_mode=None
 )
-for command in (attention, decode, hasse, order, probe):
+for command in (attention, decode, hasse, order, probe, start):
     app.command()(command)
