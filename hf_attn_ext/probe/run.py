@@ -37,6 +37,10 @@ from .statistics import list_statistics
 TWO_ON_CPU = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m hf_attn_ext.cli probe ..."
 PACKAGES = ("hf-attn-ext", "torch", "transformers", "tokenizers", "sentencex", "numpy")
 
+# The settings that are arguments of ContextSimilarityProbe.
+_OF_PROBE = ("layers", "heads", "projections", "num_heads", "percents", "sample", "controls", "separators")
+_OF_PROBE += ("bootstrap", "seed")
+
 
 @dataclasses.dataclass(frozen=True)
 class ProbeRun:
@@ -97,20 +101,7 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
     check_processes(config.processes, state.num_processes, os.environ, TWO_ON_CPU)
     if tokenizer is None:
         raise AttnExtError(f"{config.model!r} has no tokenizer; save one into the folder")
-    probe = ContextSimilarityProbe(
-        model,
-        tokenizer,
-        config.layers,
-        config.heads,
-        percents=config.percents,
-        sample=config.sample,
-        controls=config.controls,
-        separators=config.separators,
-        bootstrap=config.bootstrap,
-        seed=config.seed,
-        projections=config.projections,
-        num_heads=config.num_heads,
-    )
+    probe = ContextSimilarityProbe(model, tokenizer, **_fields(config, *_OF_PROBE))
     _check_length(model, tokenizer, config)
     corpus = read_corpus(config.texts, config.text_column, _cut(config, tokenizer), config.limit, config.seed)
     if not config.truncation:
@@ -125,8 +116,7 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
         probe.merge(saved)
     model.to(state.device)
     step = -(-config.save_every // config.batch_size) * config.batch_size
-    names = ("truncation", "max_length", "language", "boundaries", "shuffle_tokens", "pad_to")
-    options = {name: getattr(config, name) for name in names}
+    options = _fields(config, "truncation", "max_length", "language", "boundaries", "shuffle_tokens", "pad_to")
     shown = config.progress and state.is_main_process
     with Progress("probe", len(mine), done, shown) as progress, probe:
         for start in range(done, len(mine), step):
@@ -161,15 +151,9 @@ def write_run(run: ProbeRun, model: nn.Module, tokenizer: Any) -> list[Path]:
         model,
         tokenizer,
         texts,
-        config.layers,
-        config.heads,
         percent=statistics.settings["percents"][0],
-        max_length=config.max_length,
-        language=config.language,
-        boundaries=config.boundaries,
-        projections=config.projections,
-        num_heads=config.num_heads,
         seed=statistics.settings["seed"],
+        **_fields(config, "layers", "heads", "max_length", "language", "boundaries", "projections", "num_heads"),
     )
     path = write_report(
         statistics,
@@ -213,6 +197,10 @@ def provenance(run: ProbeRun, model: nn.Module) -> dict[str, Any]:
         + (", longer ones cut" if config.truncation else ""),
         "versions": ", ".join(f"{name} {version}" for name, version in versions(*PACKAGES).items()),
     }
+
+
+def _fields(config: ProbeConfig, *names: str) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names}
 
 
 def _cut(config: ProbeConfig, tokenizer: Any) -> Cut:

@@ -39,8 +39,9 @@ def projection_layers(model: nn.Module, patterns: Sequence[str] | str, num_heads
     heads = _heads(num_heads, config, type(base).__name__)
     depth = configured_layers(config)
     if depth is not None and len(matches) > depth:
+        first = ", ".join(repr(name) for name, _ in matches[:2])
         raise AttnExtError(
-            f"{short(patterns)} matches {len(matches)} modules, {_few(matches)}, but the model has {depth} layers; "
+            f"{short(patterns)} matches {len(matches)} modules, {first}, but the model has {depth} layers; "
             "name the output projections of attention alone"
         )
     for name, module in matches:
@@ -147,7 +148,3 @@ def _check_width(layer: Layer, width: int) -> None:
         )
     if width % layer.num_heads:
         raise AttnExtError(f"{layer.name} takes {width} numbers per token, which {layer.num_heads} heads do not divide")
-
-
-def _few(matches: list[tuple[str, nn.Module]]) -> str:
-    return ", ".join(repr(name) for name, _ in matches[:2])

@@ -112,15 +112,10 @@ def build_feature_map(config: AttnExtConfig, layer_idx: int, num_heads: int, hea
             num_heads,
             head_dim,
             config.num_features,
-            seed=layer_seed(config.seed, layer_idx),
+            seed=config.seed * 100_003 + layer_idx,  # far apart, so that runs with neighbouring seeds share none
             **config.kernel_options,
         )
         return feature_map.to(device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
-
-
-def layer_seed(seed: int, layer_idx: int) -> int:
-    """Return the seed of one layer; those of neighbouring seeds are far apart, so that runs share no feature map."""
-    return seed * 100_003 + layer_idx
 
 
 def plan_feature_maps(model: nn.Module, config: AttnExtConfig) -> list[tuple[nn.Module, int, FeatureMap | None]]:

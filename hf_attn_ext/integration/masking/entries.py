@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import numbers
 import zlib
 from collections.abc import Mapping
@@ -69,11 +68,6 @@ def bits_entry(spec: MaskSpec) -> dict[str, Any]:
         "position_ids": spec.position_ids.tolist(),
         "labels": [[int(position), int(token)] for position, token in spec.labels.items()],
     }
-
-
-def entry_size(entry: Mapping[str, Any]) -> int:
-    """Return how many characters an entry takes in ``config.json``, without line breaks and spaces."""
-    return len(json.dumps(entry, separators=(",", ":")))
 
 
 def from_bits(entry: Mapping[str, Any]) -> MaskSpec:

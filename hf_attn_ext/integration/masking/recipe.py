@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from hf_attn_ext.hasse import MaskSpec
 from hf_attn_ext.hasse.order.reading import is_whole
 from hf_attn_ext.hasse.registry import kept_by_name, list_masks, make_mask, mask_entry
 
-from .entries import alike, bits_entry, entry_size, from_bits, plain_options
+from .entries import alike, bits_entry, from_bits, plain_options
 
 LARGEST = 1 << 16  # characters of config.json that one mask may take
 
@@ -61,7 +62,7 @@ class Recipe:
         options = plain_options(spec.options)
         if spec.name in list_masks() and options and alike(make_mask(spec.name, **options), spec):
             return cls(spec.name, options)
-        size = entry_size(bits_entry(spec))
+        size = len(json.dumps(bits_entry(spec), separators=(",", ":")))
         if size > LARGEST:
             raise AttnExtError(
                 f"{spec.title} takes {size} characters in config.json, more than {LARGEST}; register the function "

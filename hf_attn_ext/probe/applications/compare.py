@@ -5,7 +5,6 @@ Context similarity is from arXiv 2512.21956; the comparison of two models, its s
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,8 +74,10 @@ def compare(
     """
     layers = _same_layers(teacher, converted)
     require_tokenizer(tokenizer, "compare")
-    options = _Options(percents_of([percent]), whole(bootstrap, 2, "bootstrap"), whole(seed, 0, "seed"))
-    sums = Sums(options.replicates)
+    (percent,) = percents_of([percent])
+    settings: dict[str, Any] = {"percent": percent, "bootstrap": whole(bootstrap, 2, "bootstrap")}
+    settings["seed"] = whole(seed, 0, "seed")
+    sums = Sums(settings["bootstrap"])
     counts = dict.fromkeys(("texts", "skipped", "tokens", "pairs"), 0)
     special = special_ids(tokenizer)
     models = [teacher, converted]
@@ -89,22 +90,14 @@ def compare(
                 head_outputs(model, annotation, of_model) for model, of_model in zip(models, layers, strict=True)
             ]
             for row in range(len(annotation.input_ids)):
-                text = _text_of(annotation, special, row, options)
+                text = _text_of(annotation, special, row, settings)
                 if text is None:
                     counts["skipped"] += 1
                 else:
                     _add_text(sums, counts, text, outputs)
     if not counts["texts"]:
         raise AttnExtError(f"{counts['skipped']} texts, each of one token: there are no pairs to compare")
-    settings = {"percent": options.percents[0], "bootstrap": options.replicates, "seed": options.seed}
     return _summed(sums, [layer.index for layer in layers[0]], layers[0][0].num_heads, counts, settings)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    percents: tuple[float, ...]
-    replicates: int
-    seed: int
 
 
 def _same_layers(teacher: nn.Module, converted: nn.Module) -> tuple[list[Layer], list[Layer]]:
@@ -137,7 +130,7 @@ def _same_layers(teacher: nn.Module, converted: nn.Module) -> tuple[list[Layer],
     return layers
 
 
-def _text_of(annotation: Annotation, special: set[int], row: int, options: _Options) -> Text | None:
+def _text_of(annotation: Annotation, special: set[int], row: int, settings: dict[str, Any]) -> Text | None:
     """Return row ``row``'s tokens that are neither padding nor special, or None if they make no pair."""
     positions = annotation.positions(row, special)
     if len(positions) < 2:
@@ -151,10 +144,10 @@ def _text_of(annotation: Annotation, special: set[int], row: int, options: _Opti
         np.setdiff1d(real, positions),
         None,
         None,
-        options.percents,
-        options.replicates,
+        (settings["percent"],),
+        settings["bootstrap"],
         1,
-        options.seed,
+        settings["seed"],
         document,
     )
 

@@ -22,13 +22,7 @@ def whole_texts(text: str) -> list[str]:
 
 
 def by_words(words: int) -> Cut:
-    """Make a function that cuts documents into texts of ``words`` words, separated by white space.
-
-    Args:
-        words: at least 1; the last text of a document may have fewer.
-
-    Returns:
-        The function.
+    """Return a function that cuts documents into texts of ``words`` words; the last one may have fewer.
 
     Example:
         >>> by_words(2)("One two.  Three.")
@@ -49,10 +43,6 @@ class by_tokens:
     A text begins with a word and ends with the word that contains its last token. If truncation cuts that word, the
     next text begins with it. A word longer than a text is split between tokens; without spaces, a whole paragraph may
     be one word. All tokens of a document are in some text, except those at its end that are too few for a text.
-
-    Args:
-        tokens: at least one more than the number of special tokens in a text.
-        tokenizer: a fast tokenizer.
     """
 
     def __init__(self, tokens: int, tokenizer: Any) -> None:

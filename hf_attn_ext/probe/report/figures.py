@@ -150,9 +150,8 @@ def map_figure(
     bar.ax.yaxis.set_major_locator(MaxNLocator(5))
     axis.set_xlabel("head")
     axis.set_ylabel("layer")
-    for set_ticks, numbers in ((axis.set_xticks, heads), (axis.set_yticks, layers)):
-        step = max(1, len(numbers) // 12)
-        set_ticks(range(0, len(numbers), step), [str(number) for number in numbers[::step]])
+    _number(axis.set_xticks, heads)
+    _number(axis.set_yticks, layers)
     return figure, axis
 
 
@@ -200,29 +199,10 @@ def _curve(one: Statistic, others: list[Statistic]) -> Any:
         options = {"color": _DOT, "alpha": 0.4, "linewidth": 0, "rasterized": one.values.size > _MANY}
         axis.scatter(x, unit * one.values, s=8, label="heads", **options)
     for fade, other in enumerate(others, 1):
-        label = f"top {other.percent:g}%"
-        axis.plot(
-            layer_axis,
-            unit * _mean(other.values),
-            color=_DOT,
-            linewidth=1.0,
-            alpha=0.75 / fade,
-            linestyle=":",
-            label=label,
-        )
-    half = _mean(one.interval[..., 1] - one.interval[..., 0]) / 2
+        style = {"color": _DOT, "linewidth": 1.0, "alpha": 0.75 / fade, "linestyle": ":"}
+        axis.plot(layer_axis, unit * _mean(other.values), label=f"top {other.percent:g}%", **style)
     label = "measured" if one.percent is None else f"top {one.percent:g}%"
-    axis.errorbar(
-        layer_axis,
-        unit * _mean(one.values),
-        unit * half,
-        color=_DOT,
-        marker="o",
-        markersize=4,
-        linewidth=1.6,
-        capsize=2.5,
-        label=label,
-    )
+    _means_with_interval(axis, one, _DOT, label, linewidth=1.6)
     axis.set_title(statistic_named(one.name).title, fontsize=9)
     _finish(axis, one.layers, _unit(one), label)
     return figure
@@ -234,18 +214,8 @@ def _controls(measures: list[Statistic]) -> Any:
     layer_axis = np.arange(len(measures[0].layers))
     for one in measures:
         colour = _CONTROL[one.measure]
-        half = _mean(one.interval[..., 1] - one.interval[..., 0]) / 2
         label = {"dot": "dot products", "cosine": "cosine", "attention": "A Aᵀ"}[one.measure]
-        axis.errorbar(
-            layer_axis,
-            unit * _mean(one.values),
-            unit * half,
-            color=colour,
-            marker="o",
-            markersize=4,
-            capsize=2.5,
-            label=label,
-        )
+        _means_with_interval(axis, one, colour, label)
         axis.plot(layer_axis, unit * _mean(one.chance_matched), color=colour, linestyle="--", linewidth=1)
     axis.plot(layer_axis, unit * _mean(measures[0].chance), color=_COUNT, linestyle=":", label="by chance")
     axis.plot([], [], color="black", linestyle="--", linewidth=1, label="at the same distances")
@@ -276,8 +246,7 @@ def _distances(statistics: ProbeStatistics) -> Any:
         f"{bins[at]}" if ends[at] == bins[at] + 1 else f"{bins[at]}-{ends[at] - 1 if ends[at] else ''}" for at in used
     ]
     axis.set_xticks(range(len(used)), names, rotation=60, ha="right", rotation_mode="anchor")
-    step = max(1, len(layers) // 12)
-    axis.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
+    _number(axis.set_yticks, layers)
     axis.set_xlabel("distance in tokens")
     axis.set_ylabel("layer, mean of its heads")
     percent = statistics.settings["percents"][0]
@@ -289,6 +258,18 @@ def _mean(values: np.ndarray) -> np.ndarray:
     return values.mean(1) if values.ndim == 2 else values
 
 
+def _means_with_interval(axis: Any, one: Statistic, colour: str, label: str, **style: Any) -> None:
+    x, unit, half = np.arange(len(one.layers)), _scale(one), _mean(one.interval[..., 1] - one.interval[..., 0]) / 2
+    style |= {"color": colour, "marker": "o", "markersize": 4, "capsize": 2.5, "label": label}
+    axis.errorbar(x, unit * _mean(one.values), unit * half, **style)
+
+
+def _number(set_ticks: Any, numbers: list[int]) -> None:
+    """Label the ticks of an axis with the numbers of layers or heads, at most about 12 of them."""
+    step = max(1, len(numbers) // 12)
+    set_ticks(range(0, len(numbers), step), [str(number) for number in numbers[::step]])
+
+
 def _figure(wide: float, high: float) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
@@ -297,8 +278,7 @@ def _figure(wide: float, high: float) -> tuple[Any, Any]:
 
 
 def _finish(axis: Any, layers: list[int], label: str, first: str) -> None:
-    step = max(1, len(layers) // 12)
-    axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
+    _number(axis.set_xticks, layers)
     axis.set_xlabel("layer")
     axis.set_ylabel(label)
     axis.grid(True, color="#e6e6e6", linewidth=0.6)
