@@ -1,4 +1,3 @@
-import datasets
 import pytest
 import torch
 
@@ -10,9 +9,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def data_cache(tmp_path_factory, monkeypatch):
-    """``datasets`` keeps what it reads: not in the home folder of whoever runs the tests."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.getbasetemp() / "datasets"))

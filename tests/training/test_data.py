@@ -6,7 +6,7 @@ import pytest
 
 from hf_attn_ext import AttnExtError
 from hf_attn_ext.training import DataConfig
-from hf_attn_ext.training.data.labels import Labels, match_teacher
+from hf_attn_ext.training.data.labels import Labels, match_teacher, parse_labels
 from hf_attn_ext.training.data.loading import load_task_data
 from tests.training import small
 
@@ -59,6 +59,36 @@ def test_every_format_reads_the_same(tmp_path, train, suffix):
     data = load(path)
     assert data.train.texts == load(train).train.texts
     assert (data.train.labels == load(train).train.labels).all()
+
+
+def test_class_names_that_a_parquet_file_declares(tmp_path):
+    import datasets
+
+    names = datasets.ClassLabel(names=["negative", "positive"])
+    features = datasets.Features({"label": names, "text": datasets.Value("string")})
+    rows = {"label": [1, 0] * 5, "text": [f"film {i}" for i in range(10)]}
+    datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "named.parquet")
+    data = load(tmp_path / "named.parquet", validation=str(tmp_path / "named.parquet"))
+    assert data.labels == Labels("classification", ["negative", "positive"])
+    assert data.train.texts == rows["text"] and data.train.labels.tolist() == rows["label"]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (["1", " 02", "+3"], [1, 2, 3]),
+        (["1", "2.5", ".5", "1e3"], [1.0, 2.5, 0.5, 1000.0]),
+        (["True", "false"], [True, False]),
+        (["1", None], [1, None]),
+        (["1_0", "2"], ["1_0", "2"]),
+        (["nan", "1"], ["nan", "1"]),
+        (["1", "True"], ["1", "True"]),
+        (["1", "good"], ["1", "good"]),
+    ],
+)
+def test_labels_of_a_csv_file_are_of_one_kind(written, read):
+    parsed = parse_labels(written)
+    assert parsed == read and list(map(type, parsed)) == list(map(type, read))
 
 
 def test_plain_text_for_stage_1(tmp_path):
@@ -141,7 +171,7 @@ def test_unreadable_files(tmp_path):
         with pytest.raises(AttnExtError, match=said):
             load(tmp_path / name)
     (tmp_path / "header.csv").write_text("text,label\n")
-    with pytest.raises(AttnExtError, match=r"header.csv.*there are no examples"):
+    with pytest.raises(AttnExtError, match=r"header.csv.*holds no text"):
         load(tmp_path / "header.csv")
     broken = tmp_path / "broken.json"
     broken.write_text('[{"text": "a", "label": 1}, {')

@@ -40,7 +40,6 @@ def torchrun(root: Path, config: dict, **environment: str) -> subprocess.Complet
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     variables = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK")}
     variables |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
-    variables["HF_DATASETS_CACHE"] = str(root / "cache")
     command += ["-m", "hf_attn_ext.distill", "--config", str(path)]
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
 

@@ -43,7 +43,6 @@ def two_runs(root: Path, plans: list, random_kills: int, made=small, **sections)
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_CACHE": str(root / "cache"),
     }
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("kill_driver.py")), *paths, json.dumps(plans), str(random_kills)],

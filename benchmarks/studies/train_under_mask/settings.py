@@ -15,10 +15,10 @@ from transformers.integrations import get_reporting_integration_callbacks
 import hf_attn_ext as hax
 from hf_attn_ext._util.files import read_json
 from hf_attn_ext._util.settings import apply_overrides, from_mapping, read_mapping
+from hf_attn_ext._util.tables import FORMATS
 from hf_attn_ext.errors import AttnExtError, suggest
 from hf_attn_ext.hasse import masks
 from hf_attn_ext.training import DataConfig
-from hf_attn_ext.training.data.loading import FILE_FORMATS
 
 MASKS = ("block_two_stream", "butterfly")
 REFUSED = {  # fields of TrainingArguments that would go against what the command does
@@ -90,7 +90,7 @@ def data_config(config: MaskTraining, where: str) -> Any:
     data = from_mapping(DataConfig, {**config.data, "task": task}, where=where, _path="data")
     if data.max_length < 2:
         raise AttnExtError(f"{where}: data.max_length must be at least 2, got {data.max_length}")
-    files = isinstance(data.train, list) or Path(data.train).suffix in FILE_FORMATS
+    files = isinstance(data.train, list) or Path(data.train).suffix in FORMATS
     if data.path is not None and files and not Path(data.path).is_dir():
         raise AttnExtError(f"{where}: data.path: there is no folder {data.path!r}{config.missing(data.path)}")
     return data

@@ -141,7 +141,7 @@ def _labelled(config: DataConfig, model: Any, tokenizer: Any, file: bool) -> tup
 
 def _is_file(data: str) -> bool:
     """Whether ``data`` names a file: it exists, has a data file's ending, or can be nothing but a path."""
-    from hf_attn_ext.training.data.loading import FILE_FORMATS
+    from hf_attn_ext._util.tables import FORMATS
 
     path = Path(data)
-    return path.exists() or path.suffix.lower() in FILE_FORMATS or data.startswith((".", "/", "~"))
+    return path.exists() or path.suffix.lower() in FORMATS or data.startswith((".", "/", "~"))

@@ -18,7 +18,9 @@ def probe(
     more: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="More files of texts.")] = None,
     texts: Annotated[
         list[str] | None,
-        typer.Option("--texts", help="A file of texts: txt (a text a line), jsonl, csv, tsv, parquet; repeatable."),
+        typer.Option(
+            "--texts", help="A file of texts: txt (one text per line), json, jsonl, csv, tsv, parquet; repeatable."
+        ),
     ] = None,
     out: Annotated[str | None, typer.Option("--out", help="The folder for everything.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A YAML file, see configs/probe/.")] = None,

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import hashlib
-import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from hf_attn_ext.errors import AttnExtError, first_line, suggest
+from hf_attn_ext._util.tables import read_columns
+from hf_attn_ext.errors import AttnExtError
 
 from .annotate import check_characters
 from .cutting import Cut, by_tokens, whole_texts
-
-FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +59,7 @@ def read_corpus(
     """Read files of texts.
 
     Args:
-        files: .txt files (one text per line), .jsonl, .csv, .tsv or .parquet.
+        files: .txt files (one text per line), .json, .jsonl, .csv, .tsv or .parquet.
         column: the field with the text, in formats that have fields.
         cut: how to cut each document: :func:`.cutting.whole_texts`, :func:`.cutting.by_words` or
             :class:`.cutting.by_tokens`.
@@ -89,7 +83,8 @@ def read_corpus(
     blank = left = 0
     for name in files:
         before, has_text = len(texts), False
-        for line, text in _read(Path(name), column):
+        field = "text" if Path(name).suffix.lower() == ".txt" else column
+        for line, (text,) in read_columns(name, [field]):
             if not isinstance(text, str):
                 what = "is empty" if text is None else f"is {text!r}, not text"
                 raise AttnExtError(f"{name}, {line}: {column!r} {what}")
@@ -114,72 +109,3 @@ def read_corpus(
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def _read(path: Path, column: str) -> Iterator[tuple[str, Any]]:
-    if not path.is_file():
-        problem = "is a folder; name the files in it" if path.is_dir() else "does not exist"
-        raise AttnExtError(f"text file {str(path)!r} {problem}")
-    kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise AttnExtError(f"text file {str(path)!r} must end in one of {', '.join(FORMATS)}")
-    try:
-        if kind == ".parquet":
-            yield from _read_parquet(path, column)
-            return
-        with path.open(encoding="utf-8-sig", newline="" if kind in (".csv", ".tsv") else None) as file:
-            if kind == ".txt":
-                yield from ((f"line {number}", line.rstrip("\n")) for number, line in enumerate(file, 1))
-            elif kind == ".jsonl":
-                yield from _read_jsonl(path, file, column)
-            else:
-                yield from _read_csv(path, file, column, "\t" if kind == ".tsv" else ",")
-    except UnicodeDecodeError as error:
-        raise AttnExtError(f"text file {str(path)!r} is not UTF-8 text: {error.reason}") from error
-    except OSError as error:
-        raise AttnExtError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-
-
-def _read_jsonl(path: Path, file: Any, column: str) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(file, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise AttnExtError(f"{path}, line {number} is no JSON: {error.msg}") from None
-        if not isinstance(record, dict) or column not in record:
-            names = list(record) if isinstance(record, dict) else []
-            raise AttnExtError(f"{path}, line {number} has no field {column!r}.{suggest(column, names)}")
-        yield f"line {number}", record[column]
-
-
-def _read_csv(path: Path, file: Any, column: str, separator: str) -> Iterator[tuple[str, Any]]:
-    csv.field_size_limit(sys.maxsize)
-    reader = csv.DictReader(file, delimiter=separator)
-    try:
-        names = reader.fieldnames or []
-        if names and column not in names:
-            raise AttnExtError(f"{path} has no column {column!r}, only {', '.join(names)}.{suggest(column, names)}")
-        for record in reader:
-            yield f"line {reader.line_num}", record[column]
-    except csv.Error as error:
-        raise AttnExtError(f"{path}, line {reader.line_num}: {error}") from error
-
-
-def _read_parquet(path: Path, column: str) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.ParquetFile(path)
-        names = table.schema_arrow.names
-        if column not in names:
-            raise AttnExtError(f"{path} has no column {column!r}, only {', '.join(names)}.{suggest(column, names)}")
-        number = 0
-        for batch in table.iter_batches(columns=[column]):
-            for value in batch.column(0).to_pylist():
-                number += 1
-                yield f"row {number}", value
-    except pyarrow.ArrowException as error:
-        raise AttnExtError(f"cannot read {str(path)!r}: {first_line(error)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any, Literal
@@ -33,6 +34,21 @@ class Labels:
         return len(self.names) if self.task == "classification" else 1
 
 
+def parse_labels(labels: list[str | None]) -> list[Any]:
+    """Return the labels of a csv file as integers, numbers or booleans if all of them are written so.
+
+    Example:
+        >>> parse_labels(["1", "2"]), parse_labels(["1", "2.5"]), parse_labels(["1", "good"])
+        ([1, 2], [1.0, 2.5], ['1', 'good'])
+    """
+    for kind in (int, float, lambda label: {"true": True, "false": False}[label.lower()]):
+        with contextlib.suppress(ValueError, KeyError):
+            # Python reads 1_0 as 10, and nan as a number
+            if not any("_" in label or "nan" in label.lower() for label in labels if label):
+                return [None if label is None else kind(label) for label in labels]
+    return labels
+
+
 def read_labels(
     columns: dict[str, list[Any]],
     task: str,
@@ -60,8 +76,10 @@ def read_labels(
             if value is None or (isinstance(value, float) and math.isnan(value)):
                 raise AttnExtError(f"field '{where}.{split}': the label is empty in example {row + 1}")
     if task == "auto":
-        numbers = [v for v in columns["train"] if isinstance(v, float)]
-        task = "regression" if numbers and len(numbers) == len(columns["train"]) else "classification"
+        # a json file may hold 1 and 2.5
+        numbers = all(type(value) in (int, float) for value in columns["train"])
+        fractions = any(isinstance(value, float) for value in columns["train"])
+        task = "regression" if numbers and fractions else "classification"
     if task == "regression":
         if config_names is not None:
             raise AttnExtError(f"field '{where}.labels' names classes, but the labels are numbers (task regression)")

@@ -7,25 +7,16 @@ modelling an example is a document; documents are held out whole.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hf_attn_ext._util.tables import FORMATS, MissingColumnError, check_columns, read_columns
 from hf_attn_ext.errors import AttnExtError, first_line, suggest
 from hf_attn_ext.training.config import DataConfig
 
-from .labels import LANGUAGE, Labels, read_labels
-
-FILE_FORMATS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".txt": "text",
-    ".parquet": "parquet",
-}
+from .labels import LANGUAGE, Labels, parse_labels, read_labels
 
 # text columns of the GLUE tasks; the labels of their test splits are hidden, so `validation` is what scores come from
 GLUE_COLUMNS = {
@@ -102,27 +93,29 @@ def load_task_data(config: DataConfig, *, labelled: bool = True, where: str = "d
         _check_language(config, where)
     path, subset = _hub_name(config)
     glue = GLUE_COLUMNS.get(subset or "", (None, None)) if (path or "").split("/")[-1] == "glue" else (None, None)
-    validation_names = config.validation
-    if validation_names is None and glue[0] is not None:
-        validation_names = "validation_matched" if subset == "mnli" else "validation"
-
-    tables = {"train": _load_table(config, path, subset, config.train, f"{where}.train")}
-    if validation_names is not None:
-        tables["validation"] = _load_table(config, path, subset, validation_names, f"{where}.validation")
-    if config.test is not None:
-        tables["test"] = _load_table(config, path, subset, config.test, f"{where}.test")
+    files = {"train": config.train, "validation": config.validation, "test": config.test}
+    if config.validation is None and glue[0] is not None:
+        files["validation"] = "validation_matched" if subset == "mnli" else "validation"
 
     text = config.text_column or glue[0] or "text"
     pair = config.text_pair_column or (None if config.text_column or language else glue[1])
-    splits = {name: _read_texts(t, text, pair, config.group_column, f"{where}.{name}") for name, t in tables.items()}
+    label = config.label_column if labelled and not language else None
+    columns = list(dict.fromkeys(name for name in (text, pair, config.group_column, label) if name))
+    tables = {
+        split: _load_table(config, path, subset, names, columns, f"{where}.{split}")
+        for split, names in files.items()
+        if names is not None
+    }
+    splits = {
+        split: _read_texts(table, text, pair, config.group_column, f"{where}.{split}")
+        for split, (table, _) in tables.items()
+    }
     labels = Labels(LANGUAGE, []) if labelled and language else None
-    if labelled and not language:
-        columns = {name: _labels_of(table, config.label_column, f"{where}.{name}") for name, table in tables.items()}
-        feature = tables["train"].features[config.label_column]
-        names = getattr(feature, "names", None)
-        labels, arrays = read_labels(columns, config.task, names, config.labels, where)
-        for name, array in arrays.items():
-            splits[name].labels = array
+    if label:
+        values = {split: table[label] for split, (table, _) in tables.items()}
+        labels, arrays = read_labels(values, config.task, tables["train"][1], config.labels, where)
+        for split, array in arrays.items():
+            splits[split].labels = array
 
     _split_train(splits, config, where)
     splits.setdefault("test", splits["validation"])
@@ -150,105 +143,66 @@ def _hub_name(config: DataConfig) -> tuple[str | None, str | None]:
     return "/".join(parts[:2]), (parts[2] if len(parts) == 3 else None)
 
 
-def _load_table(config: DataConfig, path: str | None, subset: str | None, names: str | list[str], where: str):
-    """Load one split as a ``datasets.Dataset``."""
-    import datasets
+_Table = tuple[dict[str, list[Any]], list[str] | None]  # columns by name, and class names that the data set declares
 
+
+def _load_table(
+    config: DataConfig, path: str | None, subset: str | None, names: str | list[str], columns: list[str], where: str
+) -> _Table:
+    """Read some columns of one split."""
     names = [names] if isinstance(names, str) else list(names)
     if not names:
         raise AttnExtError(f"field '{where}' names no file and no split")
     local = path is None or Path(path).is_dir()
-    if not local:
-        return _load_from_hub(datasets, config, path, subset, names, where)
-    files = [Path(path) / name if path else Path(name) for name in names]
-    kind = _format_of(files, where)
-    options: dict[str, Any] = {}
-    if kind == "csv":
-        # only an empty cell is missing: pandas would read the words "None" or "NA" of a text as missing too
-        options = {"keep_default_na": False, "na_values": [""]}
-        if files[0].suffix.lower() == ".tsv":
-            options["sep"] = "\t"
-    unit = config.text_unit or ("file" if config.task == LANGUAGE else "line")
-    if kind == "text" and unit == "file":
-        options = {"sample_by": "document"}
-    with _Quiet(datasets):
-        try:
-            return datasets.load_dataset(
-                kind, data_files={"data": [str(file) for file in files]}, split="data", **options
-            )
-        except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
-            cause = error.__cause__ or error
-            if "corresponds to no data" in str(cause):
-                raise AttnExtError(f"field '{where}': {', '.join(map(str, files))}: there are no examples") from error
-            line = str(cause).strip().splitlines()[-1] if str(cause).strip() else type(cause).__name__
-            raise AttnExtError(f"field '{where}': cannot read {', '.join(map(str, files))}: {line}") from error
-
-
-def _format_of(files: list[Path], where: str) -> str:
-    """Return the format of existing files, all of the same."""
-    for file in files:
-        if not file.is_file():
-            extra = " (hub data sets go into data.path)" if not file.suffix else ""
-            raise AttnExtError(f"field '{where}': file {str(file)!r} does not exist{extra}")
-        if file.suffix.lower() not in FILE_FORMATS:
-            raise AttnExtError(f"field '{where}': {str(file)!r} must end in one of {', '.join(FILE_FORMATS)}")
-    formats = {FILE_FORMATS[file.suffix.lower()] for file in files}
-    if len(formats) > 1:
-        raise AttnExtError(f"field '{where}' mixes file formats: {', '.join(map(str, files))}")
-    return formats.pop()
-
-
-def _load_from_hub(datasets, config: DataConfig, path: str, subset: str | None, names: list[str], where: str):
     try:
-        with _Quiet(datasets, progress=True):
-            table = datasets.load_dataset(path, subset, revision=config.revision)
+        if path is None or local:
+            return _load_files(config, [Path(path or "") / name for name in names], columns)
+        return _load_from_hub(config, path, subset, names, columns)
+    except AttnExtError as error:
+        hint = " (hub data sets go into data.path)" if local and not Path(names[0]).suffix else ""
+        if isinstance(error, MissingColumnError) and error.names == ["text"] and config.label_column in columns:
+            hint = " Texts without labels are for task: language_modeling"
+        raise AttnExtError(f"field '{where}': {error}{hint}") from error
+
+
+def _load_files(config: DataConfig, files: list[Path], columns: list[str]) -> _Table:
+    kinds = {FORMATS.get(file.suffix.lower()) for file in files}
+    if len(kinds) > 1:
+        raise AttnExtError(f"the files must be of one format, got {', '.join(map(str, files))}")
+    whole = (config.text_unit or ("file" if config.task == LANGUAGE else "line")) == "file"
+    rows = [values for file in files for _, values in read_columns(file, columns, whole)]
+    table = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
+    label = config.label_column
+    if kinds == {"csv"}:
+        table = {name: [cell or None for cell in cells] for name, cells in table.items()}
+        if label in table:
+            table[label] = parse_labels(table[label])
+    if kinds != {"parquet"} or label not in table:
+        return table, None
+    import datasets
+    import pyarrow.parquet
+
+    schema = pyarrow.parquet.read_schema(files[0])
+    declared = datasets.Features.from_arrow_schema(pyarrow.schema([schema.field(label)], schema.metadata))
+    return table, getattr(declared[label], "names", None)
+
+
+def _load_from_hub(config: DataConfig, path: str, subset: str | None, names: list[str], columns: list[str]) -> _Table:
+    import datasets
+
+    try:
+        splits = datasets.load_dataset(path, subset, revision=config.revision)
     except Exception as error:
         raise AttnExtError(f"data set {config.path!r} cannot be loaded from the hub: {first_line(error)}") from error
     for name in names:
-        if name not in table:
+        if name not in splits:
             raise AttnExtError(
-                f"field '{where}': {config.path!r} has no split {name!r}, only {', '.join(table)}."
-                f"{suggest(name, table)}"
+                f"{config.path!r} has no split {name!r}, only {', '.join(splits)}.{suggest(name, splits)}"
             )
-    parts = [table[name] for name in names]
-    return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
-
-
-class _Quiet:
-    """Keep ``datasets`` from printing progress bars for small local files."""
-
-    def __init__(self, datasets, progress: bool = False):
-        self.datasets, self.progress = datasets, progress
-
-    def __enter__(self) -> None:
-        self.enabled = self.datasets.utils.is_progress_bar_enabled()
-        self.level = logging.getLogger("datasets").level
-        if not self.progress:
-            self.datasets.utils.disable_progress_bar()
-            logging.getLogger("datasets").setLevel(logging.CRITICAL)
-
-    def __exit__(self, *exc: object) -> None:
-        if self.enabled:
-            self.datasets.utils.enable_progress_bar()
-        logging.getLogger("datasets").setLevel(self.level)
-
-
-def _column(table, name: str, where: str) -> list[Any]:
-    if name not in table.column_names:
-        raise AttnExtError(
-            f"field '{where}': no column {name!r}, only {', '.join(table.column_names)}."
-            f"{suggest(name, table.column_names)}"
-        )
-    return list(table[name])
-
-
-def _labels_of(table, name: str, where: str) -> list[Any]:
-    try:
-        return _column(table, name, where)
-    except AttnExtError as error:
-        if set(table.column_names) != {"text"}:
-            raise
-        raise AttnExtError(f"{error} Texts without labels are for task: language_modeling") from None
+    table = datasets.concatenate_datasets([splits[name] for name in names])
+    check_columns(columns, table.column_names, repr(config.path))
+    class_names = getattr(table.features.get(config.label_column), "names", None)
+    return {name: list(table[name]) for name in columns}, class_names
 
 
 def _check_language(config: DataConfig, where: str) -> None:
@@ -258,17 +212,15 @@ def _check_language(config: DataConfig, where: str) -> None:
             raise AttnExtError(f"field '{where}.{field}' is {value!r}, but language_modeling reads single texts only")
 
 
-def _read_texts(table, text: str, pair: str | None, group: str | None, where: str) -> Split:
-    if len(table) == 0:
+def _read_texts(columns: dict[str, list[Any]], text: str, pair: str | None, group: str | None, where: str) -> Split:
+    if not columns[text]:
         raise AttnExtError(f"field '{where}': there are no examples")
-    columns = [_column(table, name, where) for name in (text, pair) if name]
-    for name, values in zip((text, pair), columns, strict=False):
-        for row, value in enumerate(values):
+    for name in filter(None, (text, pair)):
+        for row, value in enumerate(columns[name]):
             if not isinstance(value, str):
                 what = "is empty" if value is None else f"is {value!r}, not text"
                 raise AttnExtError(f"field '{where}': column {name!r} {what} in example {row + 1}")
-    groups = _column(table, group, where) if group else None
-    return Split(columns[0], columns[1] if pair else None, None, groups)
+    return Split(columns[text], columns[pair] if pair else None, None, columns[group] if group else None)
 
 
 def _split_train(splits: dict[str, Split], config: DataConfig, where: str) -> None:

@@ -74,7 +74,7 @@ def test_cutting_loses_no_word_and_keeps_the_space_between(text, words):
         ("blank.txt", " \n\n", "holds no text"),
         ("a.doc", "x", ".jsonl"),
         ("bad.jsonl", '{"text": "a"}\n{"text": ', "line 2 is no JSON"),
-        ("other.jsonl", '{"texts": "a"}', "line 1 has no field 'text'. Did you mean 'texts'?"),
+        ("other.jsonl", '{"texts": "a"}', "line 1 has no column 'text', only texts. Did you mean 'texts'?"),
         ("number.jsonl", '{"text": 3}', "line 1: 'text' is 3, not text"),
         ("other.csv", "label,body\n1,a\n", "has no column 'text', only label, body"),
         ("broken.parquet", "x", "cannot read"),
