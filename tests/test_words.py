@@ -23,7 +23,8 @@ PRIVATE_WORDS = {
     r"\b(is|are|was|be) told (?!apart)": "takes, is given, reads",
     r"\bwhich is none\b": "got ...",
     r"\b(that|which) (it|they) (has|have) not\b": "out of range",
-    r"\b(one|two|an entry|a score|a token|a line) a (head|layer|text|token|chain|process|seed|class)\b": "per",
+    r"\b(one|two|an entry|a (score|token|line|row|column|text|number|file|mask|task)) "
+    r"a (head|layer|text|token|chain|process|seed|class|step|batch|row|line|pass|contestant|mask|run)\b": "per",
     r"\ba (head|layer|token|text|file) each\b": "per",
     r"\bhidden stream\b": "hidden states, residual stream",
     r"\bwhat heads compare\b": "context similarity",

@@ -15,21 +15,21 @@ from typing import Any
 from hf_attn_ext.errors import AttnExtError, short
 
 TEMPORARY = ".hf-attn-ext-"
-"""How the names of unfinished files and folders begin."""
+"""Prefix of the names of unfinished files and folders."""
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
     """Return a path as a Path.
 
     Raises:
-        AttnExtError: ``path`` is neither a text nor a Path, or holds a zero byte.
+        AttnExtError: ``path`` is neither a string nor a Path, or contains a zero byte.
     """
     try:
         path = Path(path)
     except TypeError:
-        raise AttnExtError(f"a path must be a text or a Path, got {short(path)}") from None
+        raise AttnExtError(f"a path must be a string or a Path, got {short(path)}") from None
     if "\0" in str(path):
-        raise AttnExtError(f"a path holds no zero byte, got {short(str(path))}")
+        raise AttnExtError(f"a path must not contain a zero byte, got {short(str(path))}")
     return path
 
 

@@ -46,11 +46,11 @@ class Stabilised(NamedTuple):
 
 
 def stabilise(part: Features, signed: bool, padded: Tensor | None = None) -> Stabilised:
-    """Split features into features in range and an amplitude per token.
+    """Rescale features so that they neither overflow nor underflow, and return an amplitude per token.
 
     Args:
-        part: features (B, H, N, .) of queries or keys.
-        signed: whether bounds are needed.
+        part: features (B, H, N, F) of queries or keys.
+        signed: whether the kernel can be negative, so that the normaliser needs bounds.
         padded: (B, 1, N, 1) bool, True = padding, or None.
     """
     values, bound, amplitude = part.values, part.bound, None

@@ -111,7 +111,7 @@ def check_kernel(kernel: str, num_features: int, options: Mapping[str, Any]) -> 
 
 
 def stated_options(kernel: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options``, with the defaults of those in the kernel's ``FeatureMap.stated_options``."""
+    """Return ``options``, completed with the defaults of all options in the kernel's ``FeatureMap.stated_options``."""
     cls = _KERNELS[kernel]
     parameters = inspect.signature(cls.__init__).parameters
     return {**{name: parameters[name].default for name in cls.stated_options}, **options}

@@ -29,7 +29,7 @@ def quiet() -> None:
 
 
 def looks_local(name: str) -> bool:
-    """Whether ``name`` can only be a path: it exists, or is written as one."""
+    """Return whether ``name`` can only be a path: it exists, or is written as one."""
     return os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
 
 

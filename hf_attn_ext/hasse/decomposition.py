@@ -1,9 +1,9 @@
-"""Chain decomposition of an order, and how far every position sees along each chain.
+"""Chain decomposition of an order, and the prefix of each chain that every position sees.
 
-The term is that of Dilworth's theorem (Davey & Priestley; Sage's ``dilworth_decomposition``): chains that hold every
-class once. Here only classes that another class sees need a chain. A down-set meets a chain in a prefix, so the chains
-and one number per position and chain say all that a dense mask says, in ``N w`` numbers for ``w`` chains. Linear
-attention over an order is computed from them.
+A chain decomposition is a set of chains that hold every class once (Dilworth's theorem; Davey & Priestley; Sage's
+``dilworth_decomposition``). Here, classes that no other class sees are left out of the chains. The intersection of a
+down-set with a chain is a prefix of the chain, so the chains and one number per position and chain describe the whole
+mask: ``N w`` numbers for ``w`` chains. Linear attention over an order is computed from them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class ChainDecomposition(NamedTuple):
     """A dense mask over ``N`` positions as chains and prefixes.
 
     Attributes:
-        chains: int64 positions of each chain, from below; the positions of one class are neighbours.
+        chains: int64 positions of each chain in ascending order; positions of the same class are adjacent.
         prefix: int32 (chains, N): position i sees the first ``prefix[c, i]`` positions of chain c.
-        group: int64 (N,): -1 where a position's class is in a chain, else the number of the class, which only its own
-            positions see.
+        group: int64 (N,): -1 for a position whose class is in a chain; otherwise the number of its class, which is
+            seen only by its own positions.
 
     Example:
         >>> cover = chain_decomposition(Poset.from_mask([[1, 0, 0], [1, 1, 0], [1, 0, 1]]))

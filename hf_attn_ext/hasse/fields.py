@@ -23,7 +23,7 @@ def check_inputs(name: str, inputs: Sequence[Hashable]) -> None:
             hash(entry)
         except TypeError:
             where = f"{name}: the input at position {position}"
-            raise AttnExtError(f"{where} is unhashable: {short(entry)}") from None
+            raise AttnExtError(f"{where} is unhashable: {short(entry)}; use a tuple, a string or a number") from None
 
 
 def check_texts(name: str, texts: Sequence[Any]) -> None:

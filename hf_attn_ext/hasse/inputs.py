@@ -42,7 +42,7 @@ def neighbours(index: int, tokens: int) -> tuple[str | int, ...]:
 
 
 def is_input(entry: Hashable) -> bool:
-    """Whether a value is an input in the form of this module.
+    """Return whether a value is an input in the form of this module.
 
     Example:
         >>> is_input(("token", 3)), is_input("cat")

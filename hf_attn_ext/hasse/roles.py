@@ -16,11 +16,11 @@ BLUE, TEAL, GREEN, RED, ORANGE = "#30459c", "#0b7a75", "#1d7a3f", "#c8384c", "#c
 
 @dataclass(frozen=True)
 class Role:
-    """How positions of a role are named and drawn.
+    """Letter and colour of the positions of a role.
 
     Attributes:
-        letter: the beginning of the positions' names, printable; "" leaves the number alone.
-        colour: ``"#rrggbb"``, or None: one that no other role of the picture has.
+        letter: printable prefix of the positions' names; "" gives names without a prefix.
+        colour: ``"#rrggbb"``, or None for a colour that no other role of the picture has.
 
     Example:
         >>> Role("F", GREEN)
@@ -32,7 +32,7 @@ class Role:
 
     def __post_init__(self) -> None:
         if not isinstance(self.letter, str) or not self.letter.isprintable():
-            raise AttnExtError(f"a role's letter must be a text of one line, got {short(self.letter)}")
+            raise AttnExtError(f"a role's letter must be a string of one line, got {short(self.letter)}")
         colour = self.colour
         if colour is not None and not (isinstance(colour, str) and re.fullmatch("#[0-9a-fA-F]{6}", colour)):
             raise AttnExtError(f"a role's colour must be '#rrggbb' or None, got {short(colour)}")
@@ -43,7 +43,7 @@ _ROLES: dict[str, dict[str, Role]] = {"token": {"": TOKEN}}  # of each role, wha
 
 
 def declare_roles(mask: str, roles: Mapping[str, Role]) -> None:
-    """Enter the roles of a mask in place of those that it declared before.
+    """Register the roles of a mask; they replace all roles that it declared before.
 
     Raises:
         AttnExtError: a value that is not a :class:`Role`, or a role that another mask declares differently.

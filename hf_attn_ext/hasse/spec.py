@@ -75,7 +75,7 @@ class MaskSpec:
     def __post_init__(self) -> None:
         name = self.name
         if not isinstance(name, str) or not name.isprintable():
-            raise AttnExtError(f"a mask's name must be a text of one line, got {short(name)}")
+            raise AttnExtError(f"a mask's name must be a string of one line, got {short(name)}")
         for field in ("inputs", "roles", "names", "tables"):
             self._set(field, tuple(read_list(getattr(self, field), f"{name}: {field}")))
         size = len(self.inputs)
@@ -94,11 +94,11 @@ class MaskSpec:
 
     @classmethod
     def of_text(cls, n: int, **fields: Any) -> MaskSpec:
-        """Return a mask over a text as it is: token i at position i, its role ``"token"``, its position id i.
+        """Return a mask over a text: position i holds token i and has the role ``"token"`` and position id i.
 
         Args:
-            n: tokens.
-            fields: the class's other attributes, or other inputs, roles or position ids.
+            n: the number of tokens.
+            **fields: other attributes of the class; may replace ``inputs``, ``roles`` and ``position_ids``.
         """
         inputs, roles = tuple(map(token, range(n))), ("token",) * n
         plain: dict[str, Any] = {"tokens": n, "inputs": inputs, "roles": roles, "position_ids": torch.arange(n)}
@@ -116,19 +116,19 @@ class MaskSpec:
         name: str = "mask",
         names: Sequence[str] = (),
     ) -> MaskSpec:
-        """Return a spec of a mask of your own.
+        """Return the spec of a dense mask.
 
         Args:
             mask: bool ``(N, N)``, True = may attend; a tensor, an array or nested lists.
             labels: ``{position: token}``; default: none.
             inputs: default: ``("token", i)`` at position i.
-            roles: default: the kind of an input in the form of :mod:`.inputs`, else ``"token"``.
-            position_ids: ``(N,)``; default: the token of an input in that form, else i.
-            tokens: default: one more than the largest token that an input or a label names.
+            roles: default: the kind of the input if it has the form of :mod:`.inputs`, else ``"token"``.
+            position_ids: ``(N,)``; default: the token number of an input of that form, else i.
+            tokens: the vocabulary size; default: one more than the largest token in inputs and labels.
             name, names: see the class.
 
         Raises:
-            AttnExtError: not a square Boolean matrix, or as the class raises.
+            AttnExtError: ``mask`` is not a square Boolean matrix, or an argument is invalid.
 
         Example:
             >>> MaskSpec.from_mask([[1, 0], [1, 1]], labels={0: 1})
@@ -182,7 +182,9 @@ class MaskSpec:
         size = len(self)
         stop = size if stop is None else stop
         if not is_whole(start) or not is_whole(stop) or not 0 <= start <= stop <= size:
-            raise AttnExtError(f"{self.name}: rows {short(start)} to {short(stop)} of {size} positions do not exist")
+            raise AttnExtError(
+                f"{self.name}: must have 0 <= start <= stop <= {size}, got start={short(start)}, stop={short(stop)}"
+            )
         q, kv = torch.arange(start, stop)[:, None], torch.arange(size)[None, :]
         mask = self.form(q, kv, *self.tables)
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not _broadcasts(mask, stop - start, size):
@@ -207,7 +209,7 @@ class MaskSpec:
 
     @property
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The closed form as flex_attention takes it: ``mask_mod(batch, head, q, kv)``, tables on the CPU."""
+        """The closed form as a ``mask_mod(batch, head, q, kv)`` of flex_attention, with its tables on the CPU."""
         return self.mask_mod_on("cpu")
 
     def mask_mod_on(self, device: torch.device | str) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
@@ -288,7 +290,7 @@ def check_spec(spec: Any) -> None:
 
 
 def _broadcasts(mask: Tensor, rows: int, columns: int) -> bool:
-    """Whether a tensor of at most two dimensions broadcasts to a matrix."""
+    """Return whether a tensor of at most two dimensions broadcasts to a matrix."""
     height, width = (1, 1, *mask.shape)[-2:]
     return mask.ndim <= 2 and height in (1, rows) and width in (1, columns)
 

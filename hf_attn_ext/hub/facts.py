@@ -1,4 +1,4 @@
-"""What a card says, gathered from a model's ``config.json`` and a run's ``results.json``."""
+"""The content of a model card, gathered from a model's ``config.json`` and a run's ``results.json``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def shown_name(name: str) -> str:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether ``name`` can be a hub id, and is not a path of this machine."""
+    """Return whether ``name`` can be a hub id, and is not a path of this machine."""
     return bool(_HUB_NAME.match(name)) and name not in {".", ".."} and not os.path.exists(name)
 
 
@@ -110,7 +110,7 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[dict[str, A
 
 
 def transfer_table(results: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Rows of output error and KL, one a step at which the transfer was measured."""
+    """Return rows of output error and KL divergence, one per step at which the transfer was measured."""
     rows = []
     for step, values in _mapping(results, "transfer").items():
         if values is None:

@@ -1,4 +1,4 @@
-"""Which files of a model folder belong on the hub: an allow-list, so that nothing else can slip in.
+"""The files of a model folder that are uploaded to the hub, as an allow-list, so that no other file is.
 
 Optimizer states, checkpoints, logs, training data and caches are never named here, hence never uploaded.
 """

@@ -59,7 +59,10 @@ class BlockPasses:
         self.known: tuple[Tensor, Tensor] | None = None  # positions and truth of the keys in the cache
 
     def begin(self, lengths: Tensor) -> Tensor:
-        """Return where the first block of each text starts, (B,): at its end, or at the border of its last block."""
+        """Return the position at which the first predicted block of each text starts, (B,).
+
+        It is the text's end for ``starts="every"``, otherwise the last multiple of the block size up to it.
+        """
         return lengths.clone() if self.every else lengths // self.size * self.size
 
     def predict(self, text: Tensor, start: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def choose_layers(readable: list[Layer], chosen: Sequence[int | str] | int | str
             )
         selected |= {layer.index: layer for layer in matches}
     if not selected:
-        raise AttnExtError(f"layers is empty; leave it out for all of {_range(readable)}")
+        raise AttnExtError(f"layers is empty; omit it to use all of {_range(readable)}")
     return [selected[index] for index in sorted(selected)]
 
 

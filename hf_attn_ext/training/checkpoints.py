@@ -41,7 +41,7 @@ class LoopState:
 
 
 class Stateful(Protocol):
-    """What has weights and an optimizer to save: called on every process."""
+    """An object with weights and an optimizer to save; its methods are called on every process."""
 
     def save_state(self, folder: Path) -> None:
         """Write weights and optimizer to ``folder``."""
@@ -99,7 +99,7 @@ class CheckpointStore:
         """Restore the checkpoint of ``step``.
 
         Raises:
-            AttnExtError: a file of the checkpoint is missing or damaged, named.
+            AttnExtError: a file of the checkpoint is missing or damaged; the message names it.
         """
         folder = self.path(step)
         random_file = folder / f"random-{self.accelerator.process_index}.pt"

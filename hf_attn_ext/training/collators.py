@@ -25,7 +25,7 @@ from hf_attn_ext.integration.masking.set_mask import active_mask
 
 
 class MaskCollator:
-    """What both collators do: read texts, cut them, pad them to a common length, lay them out.
+    """Base class of both collators: read texts, truncate them, pad them to a common length, and lay them out.
 
     ``Trainer(label_smoothing_factor=e)`` shifts the labels of a causal language model, whatever the batch says: every
     position would learn its neighbour's target. Pass ``compute_loss_func=LabelLoss(e)`` (:class:`.LabelLoss`) instead.
@@ -299,14 +299,14 @@ def _read(item: Mapping[str, Any], number: int) -> Tensor:
 
 
 def _row(values: Any, what: str) -> Tensor:
-    """What one text has, (n,); a tokenizer that gives tensors gives (1, n)."""
+    """Return the values of one text, (n,); tokenizers that return tensors return (1, n)."""
     try:
         row = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
         raise AttnExtError(f"{what} of the batch must be a list of numbers, got {short(values)}") from None
     row = row[0] if row.ndim == 2 and len(row) == 1 else row
     if row.ndim != 1:
-        raise AttnExtError(f"{what} of the batch must be those of one text, got shape {tuple(row.shape)}")
+        raise AttnExtError(f"{what} of each text in the batch must have one dimension, got shape {tuple(row.shape)}")
     return row
 
 

@@ -97,7 +97,7 @@ class DataConfig:
 
 @dataclasses.dataclass
 class TrainConfig:
-    """What every trained stage has. A *step* is one update of the weights.
+    """The settings of every trained stage. A *step* is one update of the weights.
 
     Attributes:
         steps: number of steps; 0 skips the stage; ``None`` computes it from ``epochs``.
@@ -201,7 +201,7 @@ class Stage2Config(TaskConfig):
 
 @dataclasses.dataclass
 class OutputConfig:
-    """Where results go.
+    """The output folder and what is written to it.
 
     Attributes:
         folder: the run's folder: ``model/`` (the converted model), ``results.json``, ``metrics.jsonl``, ``teacher/``
@@ -237,9 +237,9 @@ class DistillConfig:
 
     Attributes:
         model: the teacher.
-        output: where results go.
+        output: the output folder.
         data: the task's data.
-        kernel: which kernel, how wide, in which layers.
+        kernel: the kernel, its number of features, and the layers that use it.
         stage1_data: other texts for stage 1 (labels are not read); ``None``: those of ``data``.
         teacher: fine-tuning of the teacher before conversion; off (``steps: 0``) by default.
         stage1: attention transfer.

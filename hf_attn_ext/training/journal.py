@@ -16,12 +16,12 @@ from hf_attn_ext._util.files import write_text
 class Journal:
     """Appends records to a JSONL file on the main process, and sends the same numbers to the trackers.
 
-    A record is ``{"stage": ..., "step": ..., "kind": "train" | "eval" | "final", ...numbers}``. A resumed stage takes
-    back the records that came after its checkpoint, so no step is ever recorded twice.
+    A record is ``{"stage": ..., "step": ..., "kind": "train" | "eval" | "final", ...numbers}``. A resumed stage
+    deletes the records that came after its checkpoint, so no step is recorded twice.
 
     Args:
-        path: the file.
-        accelerator: tells the main process, and holds the trackers.
+        path: the JSONL file.
+        accelerator: identifies the main process and holds the trackers.
     """
 
     def __init__(self, path: Path, accelerator: Accelerator):

@@ -1,4 +1,4 @@
-"""How a run was started: the accelerator, and whether it has the processes that were asked for."""
+"""Start of a run: the accelerator, and a check of the number of processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make_accelerator(config: DistillConfig, trackers: Sequence[GeneralTracker] =
 
 
 def computes_in_bf16() -> bool:
-    """Whether the device has bf16 arithmetic; a CPU without it emulates bf16 several times slower than float32."""
+    """Return whether the device has bf16 arithmetic; without it, a CPU is several times slower than in float32."""
     if torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU"):
         return torch.cuda.is_bf16_supported(including_emulation=False)
     checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))

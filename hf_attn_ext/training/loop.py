@@ -26,7 +26,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class Stage(Protocol):
-    """What the loop needs of a stage. All methods run on every process."""
+    """The interface of a stage of the loop. All methods run on every process."""
 
     name: str
     peaks: list[float]  # the peak learning rate of each of the optimizer's groups

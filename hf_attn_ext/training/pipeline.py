@@ -42,7 +42,7 @@ CALIBRATION_ROWS = 8  # sequences in one forward pass
 
 @dataclasses.dataclass
 class DistillResult:
-    """What a run leaves behind.
+    """The results of a run.
 
     Attributes:
         folder: the run's folder.

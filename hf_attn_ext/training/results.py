@@ -79,7 +79,7 @@ def collect(
 
 
 def _gap(scores: Mapping[str, Any], folder: RunFolder, data: TaskData, metric: str) -> dict[str, Any]:
-    """Which share of the gap between the control and the teacher is closed, and whether there is a gap at all.
+    """Return the share of the gap between control and teacher that is closed, and whether there is a gap.
 
     The gap is how much better the teacher is: above 0 also for a metric that is better when it is lower.
     """

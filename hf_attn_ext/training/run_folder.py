@@ -90,11 +90,11 @@ class RunFolder:
         return self.root / "checkpoints" / stage
 
     def weights(self, phase: str) -> Path:
-        """Where a phase keeps its weights: a file (feature maps) or a folder (a whole model)."""
+        """Return the path of a phase's weights: a file (feature maps) or a folder (a whole model)."""
         return self.root / "phases" / phase
 
     def result(self, phase: str) -> dict[str, Any] | None:
-        """Return what a finished phase measured, or ``None``."""
+        """Return the results of a finished phase, or ``None``."""
         path = self.root / "phases" / f"{phase}.json"
         return read_json(path) if path.is_file() else None
 

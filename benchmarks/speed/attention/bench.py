@@ -114,7 +114,7 @@ def bench_attention(
 
     Returns:
         A dictionary fit for JSON: ``machine``, ``settings``, ``rates`` (operations a second), ``contestants``,
-        ``measurements`` (a row a contestant, direction, length and pass: seconds, peak bytes, operations, or why not)
+        ``measurements`` (rows: contestant, direction, length and pass: seconds, peak bytes, operations, or why not)
         and ``summary`` (see :func:`.summary.summarise`).
     """
     threads = set_threads(settings.threads)

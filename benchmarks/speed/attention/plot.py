@@ -25,7 +25,7 @@ MARKERS = "osD^vPX"
 
 
 def draw_attention(report: dict[str, Any], path: Path) -> None:
-    """Draw time and memory over length: a row a direction, a column a pass, and one for memory."""
+    """Draw time and memory over length: one row per direction, one column per pass, and one for memory."""
     rows = Rows(report)
     styles = _styles(report["contestants"])
     with_memory = any(row["peak_bytes"] for row in report["measurements"])

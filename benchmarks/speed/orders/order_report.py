@@ -56,7 +56,7 @@ def order_notes(report: dict[str, Any]) -> list[str]:
 
 
 def draw_order(report: dict[str, Any], path: Path) -> None:
-    """Draw time and memory over positions, a line a mask and contestant."""
+    """Draw time and memory over positions, one line per mask and contestant."""
     lines = []
     for place, name in enumerate(report["settings"]["masks"]):
         rows = [row for row in report["rows"] if row["mask"] == name]

@@ -82,9 +82,10 @@ class FlexformerSq(FeatureMap):
 
     @torch.no_grad()
     def calibrate(self, statistics: QKStatistics) -> None:
-        """Centre the keys, give queries and keys one covariance, and scale the phases to ``spread``.
+        """Set the affine maps and frequencies from statistics of queries and keys.
 
-        Softmax is invariant to the first two. Training starts from smooth weights, see flexformer_n.
+        The maps centre the keys and give queries and keys the same covariance, neither of which changes softmax. The
+        phases are scaled to ``spread``, so that training starts from smooth weights, see flexformer_n.
         """
         moment = statistics.second_moment
         if self.query_map is not None and self.key_map is not None:

@@ -65,7 +65,7 @@ class BoundMaps:
 
 
 def _sign(feature_map: FeatureMap, dtype: torch.dtype) -> Signature | None:
-    """What bound maps depend on, including the tensors themselves.
+    """Return the values that bound maps depend on, including the tensors themselves.
 
     None if torch does not count writes to them, or if they have no memory to identify them by.
     """

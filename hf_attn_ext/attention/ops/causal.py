@@ -201,7 +201,7 @@ def _one_reference(
 
 
 def _hidden(empty: Tensor, amplitude: Tensor, before: Tensor) -> bool:
-    """Whether a row (B, H, N) looks empty only because a later key is larger than all that it sees."""
+    """Return whether a row (B, H, N) looks empty only because a later key is larger than all that it sees."""
     if not empty.any():
         return False
     seen = torch.maximum(amplitude.detach().cummax(-1).values, before[..., None])
@@ -276,7 +276,7 @@ def _running(first: Tensor, sums: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _narrow(amplitude: Tensor, reference: Tensor) -> bool:
-    """Whether all amplitudes can share one reference. Only used on a CPU: a GPU would have to be waited for."""
+    """Return whether all amplitudes can share one reference. Only used on a CPU: a GPU would have to be waited for."""
     every = torch.cat([amplitude.detach(), reference[..., None]], -1)
     least = every.masked_fill(every == -torch.inf, torch.inf).amin(-1)
     return bool((every.amax(-1) - least <= NARROW).all())

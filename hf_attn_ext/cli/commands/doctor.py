@@ -67,7 +67,7 @@ def _versions() -> list[str]:
 
 
 def _requirements() -> list[str]:
-    """What pyproject.toml asks for; empty where the package runs from its source tree without being installed."""
+    """Return the requirements in pyproject.toml; empty if the package is not installed."""
     try:
         return metadata.requires("hf-attn-ext") or []
     except metadata.PackageNotFoundError:

@@ -70,7 +70,7 @@ def read_mask_file(path: str | Path, labels: Mapping[int, int] | None = None) ->
         if field in record:
             record[field] = _typed_list(path.name, field, record[field], kind)
     if not isinstance(record.get("name", ""), str) or not isinstance(record.get("tokens", 1), int):
-        raise AttnExtError(f"{path.name}: name must be a text and tokens a whole number")
+        raise AttnExtError(f"{path.name}: name must be a string and tokens a whole number")
     return MaskSpec.from_mask(record.pop("mask"), **{"name": input_text(path.name), **record})
 
 

@@ -162,7 +162,7 @@ def _in_blocks(
 
 
 def _only_below(rows: list[int]) -> bool:
-    """Whether every row i has only bits below i."""
+    """Return whether every row i has only bits below i."""
     return all(map(operator.le, map(int.bit_length, rows), range(len(rows))))
 
 

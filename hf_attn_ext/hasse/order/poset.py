@@ -52,7 +52,7 @@ class Poset:
 
     def __init__(self, order: Order, inputs: Sequence[Hashable] | None = None) -> None:
         if not isinstance(order, Order):
-            raise AttnExtError(f"a poset is made by Poset.from_mask, from_covers or from_json, got {short(order)}")
+            raise AttnExtError(f"expected an Order, got {short(order)}; use Poset.from_mask, from_covers or from_json")
         self.classes = order.classes
         self._order = order
         self.inputs = None if inputs is None else tuple(inputs)
@@ -99,7 +99,9 @@ class Poset:
         pairs: list[tuple[Any, ...]] = [tuple(read_list(pair, "a cover")) for pair in read_list(covers, "covers")]
         for pair in pairs:
             if len(pair) != 2 or not all(is_whole(end) and 0 <= end < count for end in pair) or pair[0] == pair[1]:
-                raise AttnExtError(f"covers must join two of {count} classes, got {short(pair)}")
+                raise AttnExtError(
+                    f"a cover must be a pair of different class numbers from 0 to {count - 1}, got {short(pair)}"
+                )
             lower, upper = map(int, pair)
             rows[upper] |= 1 << lower
         order = partial_order(BitMatrix.from_integers(rows, count))
@@ -156,7 +158,7 @@ class Poset:
         return torch.from_numpy(np.ascontiguousarray(self.down_rows().dense().T))
 
     def reaches(self, lower: int, upper: int) -> bool:
-        """Whether ``lower <= upper``, without unpacking the order."""
+        """Return whether ``lower <= upper``, without unpacking the order."""
         return bool(self._order.down[self._index(upper)] >> self._index(lower) & 1)
 
     def down_rows(self) -> BitMatrix:
@@ -244,7 +246,7 @@ class Poset:
         return Poset(Order(self.classes[::-1], *closure_and_covers(rows)), self.inputs)
 
     def is_isomorphic(self, other: Poset) -> bool:
-        """Whether the classes can be matched so that the order is the same; sizes and inputs do not matter.
+        """Return whether the classes can be matched so that the order is the same; sizes and inputs do not matter.
 
         Raises:
             AttnExtError: ``other`` is not a poset.

@@ -15,7 +15,7 @@ from .bits import BitMatrix
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number of any library; a bool is not.
+    """Return whether a value is a whole number of any library; a bool is not.
 
     Example:
         >>> is_whole(3), is_whole(np.int64(3)), is_whole(True), is_whole(3.0)
@@ -78,7 +78,7 @@ def read_masks(masks: Sequence[Any], name: str = "masks") -> list[BitMatrix]:
 
 
 def is_layers(masks: Any) -> bool:
-    """Whether a value is a list of masks and not one mask written as a list of rows."""
+    """Return whether a value is a list of masks, rather than one mask written as a list of rows."""
     if not isinstance(masks, list | tuple):
         return False
     if not masks:

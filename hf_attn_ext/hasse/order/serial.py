@@ -81,7 +81,7 @@ def read_json(text: str | bytes, name: str) -> Any:
 
 
 def writable(value: object, deepest: int = _DEEPEST - 2) -> bool:
-    """Whether JSON can hold an input so that :func:`read_json` returns an equal one."""
+    """Return whether JSON can hold an input so that :func:`read_json` returns an equal one."""
     if isinstance(value, tuple):
         return deepest > 0 and all(writable(part, deepest - 1) for part in value)
     if type(value) is float:
@@ -97,7 +97,7 @@ def hashable(value: Any) -> Any:
 
 
 def _whole(lists: Any, length: int | None = None) -> bool:
-    """Whether this is a list of lists (of one length) of whole numbers."""
+    """Return whether this is a list of lists (of one length) of whole numbers."""
     return isinstance(lists, list) and all(
         isinstance(part, list) and length in (None, len(part)) and all(map(is_whole, part)) for part in lists
     )

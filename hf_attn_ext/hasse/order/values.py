@@ -77,12 +77,12 @@ def check_comparable(value: Any, kind: str, position: int) -> None:
         elif not _equals_itself(part):
             how = "" if part is value else f" holds {short(part)}, which"
             raise AttnExtError(
-                f"the {kind} {short(value)} at position {position}{how} does not equal itself; give another"
+                f"the {kind} {short(value)} at position {position}{how} does not equal itself; use a value that does"
             )
 
 
 def same_value(value: Any, other: Any) -> bool:
-    """Whether two values are equal and hold truth values at the same positions; ``True == 1`` has another meaning.
+    """Return whether two values are equal and have bools at the same positions; ``True`` and ``1`` are not the same.
 
     Raises:
         AttnExtError: a comparison that is neither true nor false.

@@ -59,7 +59,7 @@ def _single_labels(task: Task, name: str) -> dict[int, Any]:
         return task.labels
     for position, targets in task.labels.items():
         if len(targets) > 1:
-            raise AttnExtError(f"{name}: position {position} has {len(targets)} targets, a mask holds one per position")
+            raise AttnExtError(f"{name}: position {position} has {len(targets)} targets, but a mask holds at most one")
     return {position: targets[0] for position, targets in task.labels.items()}
 
 

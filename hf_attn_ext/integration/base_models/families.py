@@ -86,12 +86,12 @@ def cache_argument(parameters: Collection[str]) -> str | None:
 
 
 def is_cross_attention(module: nn.Module) -> bool:
-    """Whether ``module`` attends to another sequence; such a module always keeps softmax."""
+    """Return whether ``module`` attends to another sequence; such a module always keeps softmax."""
     return "Cross" in type(module).__name__ or bool(getattr(module, "is_cross_attention", False))
 
 
 def is_causal(module: nn.Module) -> bool:
-    """Whether the queries of an attention module see only the tokens up to their own."""
+    """Return whether the queries of an attention module see only the tokens up to their own."""
     return bool(getattr(module, "is_causal", False) or getattr(module, "is_decoder", False))
 
 
@@ -122,7 +122,7 @@ def shifts_labels(model: Any) -> bool:
 
 
 def slides(config: Any, layer_idx: int) -> bool:
-    """Whether a layer's attention is limited to a sliding window."""
+    """Return whether a layer's attention is limited to a sliding window."""
     types = getattr(config, "layer_types", None)
     if types is not None:
         return types[layer_idx] in ("sliding_attention", "chunked_attention")
@@ -136,7 +136,7 @@ def _calls_interface(module: nn.Module) -> bool:
 
 @functools.cache
 def _class_calls_interface(cls: Any) -> bool:
-    """Whether the forward of the class looks its attention function up in Transformers' attention interface."""
+    """Return whether the forward of the class looks its attention function up in Transformers' attention interface."""
     try:
         return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(cls.forward)
     except (OSError, TypeError):

@@ -46,7 +46,7 @@ def add_mask_token(model: Any, tokenizer: Any, token: str = MASK_TOKEN) -> Any:
     if not all(hasattr(tokenizer, name) for name in ("get_vocab", "add_special_tokens", "mask_token_id")):
         raise AttnExtError(f"tokenizer must be a Transformers tokenizer, got {short(tokenizer)}")
     if not isinstance(token, str) or not token:
-        raise AttnExtError(f"token must be a text, got {short(token)}")
+        raise AttnExtError(f"token must be a string, got {short(token)}")
     before = len(tokenizer)
     if tokenizer.mask_token is None:
         if token in tokenizer.get_vocab():

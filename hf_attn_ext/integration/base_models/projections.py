@@ -58,7 +58,9 @@ def projection_layers(model: nn.Module, patterns: Sequence[str] | str, num_heads
             _check_width(layer, widths[layer.name])
     if len(set(widths.values())) > 1:
         shown = ", ".join(f"{name} {width}" for name, width in list(widths.items())[:3])
-        raise AttnExtError(f"{short(patterns)} matches modules with inputs of several widths ({shown}); name one kind")
+        raise AttnExtError(
+            f"{short(patterns)} matches modules with inputs of several widths ({shown}); match one kind only"
+        )
     check_blocks([name for name, _ in matches])
     for name, _ in matches:
         check_declared_heads(model, name, heads)
@@ -117,7 +119,7 @@ def _matched(model: nn.Module, patterns: Sequence[str] | str) -> list[tuple[str,
         inside = [inner for inner, other in matches if other is not module and other in set(module.modules())]
         if inside:
             raise AttnExtError(
-                f"{short(patterns)} matches {name!r} and {inside[0]!r} inside it; name the projections alone"
+                f"{short(patterns)} matches {name!r} and {inside[0]!r} inside it; match the projections only"
             )
     return matches
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class _Pattern:
-    """What the queries of one text attend to.
+    """The keys that the queries of one text attend to.
 
     Attributes:
         mask: (1, 1 or H, N, N), bool or added to the scores, padding included; None: see the others.

@@ -51,7 +51,7 @@ class _Capture:
         self.known_batch_axis: set[int] = set()
 
     def listens(self) -> bool:
-        """Whether a pass that begins in this thread is for this capture."""
+        """Return whether a pass that begins in this thread is for this capture."""
         if any(call.capture is self for call in running_calls()):  # a call inside a pass belongs to it
             return True
         thread = threading.get_ident()

@@ -15,7 +15,7 @@ from .passes import ForwardPass
 
 @dataclasses.dataclass
 class HeadOutputs:
-    """What one layer computed in one call. The tensors are detached views, not copies.
+    """The head outputs of one layer in one call. The tensors are detached views, not copies.
 
     Attributes:
         layer: the layer.

@@ -65,5 +65,5 @@ def running(calls: tuple[RunningCall, ...]) -> Iterator[None]:
 
 
 def returned_call(capture: Any, module: nn.Module) -> RunningCall | None:
-    """Return the call of ``module`` that has just returned, for a forward hook of ``module``; None without one."""
+    """Return the call of ``module`` that has just finished, or None. For use in a forward hook of ``module``."""
     return next((call for call in _RETURNED.get() if call.capture is capture and call.module is module), None)

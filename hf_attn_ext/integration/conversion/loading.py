@@ -127,7 +127,7 @@ def check_keys(
 
 
 def check_sizes(name_or_path: Any, model: PreTrainedModel, info: dict[str, Any], ignore: bool) -> None:
-    """Raise AttnExtError for shapes that do not fit; ``ignore`` accepts all but those of a feature map."""
+    """Raise AttnExtError if a shape differs from the checkpoint's; ``ignore`` permits this outside feature maps."""
     for key, in_file, in_model in sorted(info.get("mismatched_keys") or ()):
         if ignore and f".{ATTRIBUTE}." not in key:
             continue

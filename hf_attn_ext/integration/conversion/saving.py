@@ -109,7 +109,7 @@ def _save_whole(
 
 
 def _other_entries(target: Path, model: PreTrainedModel, variant: re.Pattern[str]) -> dict[str, Any]:
-    """What the manifest in ``target`` says of other variants of the same model, whose files stay."""
+    """Return the manifest entries in ``target`` for other variants of the same model; their files are kept."""
     try:
         before = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
         if AttnExtConfig.from_saved(before["attn_ext"]) != model.config.attn_ext:

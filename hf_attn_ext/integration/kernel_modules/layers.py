@@ -187,9 +187,10 @@ def attach(model: nn.Module, plan: list[tuple[nn.Module, int, FeatureMap | None]
 
 @torch.no_grad()
 def restore_unsaved_buffers(model: nn.Module, config: AttnExtConfig) -> None:
-    """Compute the non-persistent buffers of the feature maps again.
+    """Recompute the non-persistent buffers of the feature maps.
 
-    Transformers builds a model without memory and fills in what the checkpoint holds; other tensors stay undefined.
+    Transformers builds a model on the meta device and loads only the tensors of the checkpoint; these buffers are not
+    among them.
     """
     for layer in converted_layers(model):
         unsaved = [

@@ -173,7 +173,7 @@ def _feature_map(module: nn.Module, query: Tensor) -> FeatureMap | None:
 
 
 class _Pattern(NamedTuple):
-    """What the queries of a linear layer see.
+    """The keys that the queries of a linear layer see.
 
     Attributes:
         causal: only the keys up to their own.

@@ -75,7 +75,7 @@ def prepare_generation(
     kind = config.cache_implementation
     if kind not in (None, "dynamic"):
         raise AttnExtError(
-            f"cache_implementation={kind!r} is a cache of keys, but {name} keeps a state of constant size; leave it out"
+            f"cache_implementation={kind!r} stores keys, but {name} keeps a state of constant size; omit it"
         )
     model_kwargs[argument] = new_cache(model)
 

@@ -115,7 +115,7 @@ class MaskCall:
         self._built: dict[Any, Any] = {}
 
     def contiguous(self) -> MaskCall:
-        """Return itself; Transformers 5.20 calls this for a mask that it made before it calls the model."""
+        """Return the object itself; Transformers 5.20 calls this on every mask that it prepares for ``generate()``."""
         return self
 
     @functools.cached_property

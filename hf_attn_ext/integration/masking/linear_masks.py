@@ -1,4 +1,4 @@
-"""Whether a linear layer can honour a mask of ``set_mask``."""
+"""Check of whether a linear layer supports a mask of ``set_mask``."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Recipe:
 
     @functools.cached_property
     def title(self) -> str:
-        """How messages name the mask."""
+        """The name of the mask in messages."""
         if self.spec is not None:
             return repr(self.spec.title)
         words = ", ".join(f"{key}={value!r}" for key, value in self.options.items() if value is not None)

@@ -252,7 +252,7 @@ def _by_layer(given: Any, count: int, name: str) -> Iterable[tuple[int, Any]]:
     for key, value in given.items():
         for number in key if isinstance(key, tuple | range | frozenset) else (key,):
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
-                raise AttnExtError(f"{name}: layer {number!r} is not one of 0 to {count - 1}")
+                raise AttnExtError(f"{name}: layer {number!r} is out of range, must be 0 to {count - 1}")
             yield number, value
 
 

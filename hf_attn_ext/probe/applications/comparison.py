@@ -23,7 +23,7 @@ VERDICTS = {
 
 @dataclasses.dataclass(frozen=True)
 class HeadComparison(JsonResult):
-    """How much of each head's function a converted model keeps; the result of :func:`.compare.compare`.
+    """Agreement between each head of a converted model and of its teacher; the result of :func:`.compare.compare`.
 
     The last axis of every ``..._interval`` has size 2: 95% bounds by a bootstrap over texts, NaN if all texts were
     drawn together.

@@ -36,7 +36,7 @@ STEPS = 30
 
 @dataclasses.dataclass(frozen=True)
 class LayerSuggestion(JsonResult):
-    """Which layers should keep softmax, with scores and reasons; the result of :func:`suggest_layers`.
+    """Layers that should keep softmax, with scores and reasons; the result of :func:`suggest_layers`.
 
     Attributes:
         keep: the numbers of the layers that keep softmax, ascending.

@@ -92,7 +92,7 @@ def segment_starts(text: str, boundaries: Sequence[str]) -> list[int]:
 
 
 def check_boundaries(boundaries: Sequence[str] | None) -> None:
-    """Check that these are strings that can end a segment, or None."""
+    """Check that ``boundaries`` is None, or a list of strings that are not blank."""
     if boundaries is None:
         return
     listed = None if isinstance(boundaries, str) else list(boundaries)

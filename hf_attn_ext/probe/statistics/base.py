@@ -1,4 +1,4 @@
-"""What a statistic of attention heads says about itself: texts, counts, chance levels, reduction, finding."""
+"""Base classes of the statistics: count, chance level, reduction, texts and finding of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far apart the tokens of high pairs are."""
+"""Statistic of the distance between the tokens of high pairs."""
 
 from __future__ import annotations
 

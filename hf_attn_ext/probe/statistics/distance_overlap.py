@@ -1,4 +1,4 @@
-"""How uniform the distances of a layer's high pairs are."""
+"""Statistic of the uniformity of the distances of a layer's high pairs."""
 
 from __future__ import annotations
 

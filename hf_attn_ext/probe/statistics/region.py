@@ -1,4 +1,4 @@
-"""Whether regions of high attention delineate those of high similarity."""
+"""Statistic of the overlap between pairs of high similarity and pairs of high attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .registry import register_statistic
 
 @register_statistic("region")
 class Region(HeadStatistic):
-    """Share of high pairs that are also among as many pairs of the highest attention.
+    """Share of high pairs that are also among the same number of pairs with the highest attention.
 
     A pair's attention is the greater of both directions, over the tokens that are not special.
 

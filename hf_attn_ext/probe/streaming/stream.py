@@ -39,7 +39,7 @@ class Settings:
         projected: whether heads are read at output projections.
         shuffle_tokens: whether the texts' tokens were shuffled; None before any text was fed.
         segments: ``"sentences"``, or the strings that end a segment; None before any text was fed.
-        resampled: what the bootstrap draws, ``"texts"`` or ``"documents"``; None before any text was fed.
+        resampled: the unit that the bootstrap resamples, ``"texts"`` or ``"documents"``; None before any text was fed.
     """
 
     layers: tuple[int, ...]

@@ -189,7 +189,7 @@ def model_inputs(batch: dict[str, torch.Tensor], causal: bool = False) -> dict[s
 
 
 class TrainingOrder:
-    """Which examples a step sees: shuffled epochs, one after the other, cut into steps.
+    """The order of training examples: shuffled epochs, one after the other, divided into steps.
 
     Args:
         lengths: number of tokens of each example.

@@ -1,4 +1,4 @@
-"""What the labels of a task are: classes with names, numbers, or none; and how they meet a teacher's own labels."""
+"""The labels of a task (named classes, numbers, or none), and their match with the labels of a teacher."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def match_teacher(labels: Labels, id2label: dict[int, str], where: str = "data")
         ours = ", ".join(repr(n) for n in labels.names) if labels.names else "one number (regression)"
         raise AttnExtError(
             f"field '{where}.labels': the labels don't match the teacher's: {labels.num_outputs} in the data ({ours}), "
-            f"{len(id2label)} in the model ({theirs})"
+            f"{len(id2label)} in the model ({theirs}); use a teacher with the same labels"
         )
     if labels.task == "regression" or labels.generic or all(n == f"LABEL_{i}" for i, n in id2label.items()):
         return list(range(labels.num_outputs))

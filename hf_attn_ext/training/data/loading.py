@@ -209,7 +209,9 @@ def _check_language(config: DataConfig, where: str) -> None:
     for field in ("labels", "text_pair_column"):
         value = getattr(config, field)
         if value is not None:
-            raise AttnExtError(f"field '{where}.{field}' is {value!r}, but language_modeling reads single texts only")
+            raise AttnExtError(
+                f"field '{where}.{field}' is {value!r}, but language_modeling reads single texts only; remove it"
+            )
 
 
 def _read_texts(columns: dict[str, list[Any]], text: str, pair: str | None, group: str | None, where: str) -> Split:
@@ -249,7 +251,7 @@ def _split_train(splits: dict[str, Split], config: DataConfig, where: str) -> No
         start += size
         if start >= len(order):
             unit = "groups" if train.groups is not None else "examples"
-            raise AttnExtError(f"field '{where}.train' has only {len(order)} {unit}: too few to take {name} out")
+            raise AttnExtError(f"field '{where}.train' has only {len(order)} {unit}, too few to split off {name}")
         taken[part] = True
         splits[name] = train.take(np.flatnonzero(np.isin(ids, part)))
     splits["train"] = train.take(np.flatnonzero(~taken[ids]))

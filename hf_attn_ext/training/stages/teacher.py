@@ -60,7 +60,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
 @dataclasses.dataclass
 class Teacher:
-    """How to open the teacher.
+    """The arguments with which the teacher is opened.
 
     Attributes:
         base_config: the transformers configuration, with the task's labels in it.

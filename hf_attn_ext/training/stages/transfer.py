@@ -93,9 +93,10 @@ def evaluate_transfer(
 
 
 def output_scales(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]:
-    """Return each layer's mean squared length of the softmax output, (H,) float32: what output errors are divided by.
+    """Return the mean squared norm of each layer's softmax output, (H,) float32, by which output errors are divided.
 
-    A constant from a calibration pass, rather than each batch's own mean, keeps the loss a sum over queries.
+    These constants come from a calibration pass. With the mean of each batch instead, the loss would not be a sum over
+    queries.
     """
     device = next(model.parameters()).device
     sums: dict[str, Tensor] = {}

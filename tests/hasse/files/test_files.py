@@ -71,7 +71,7 @@ def write(path, content):
         ("c.json", {"mask": [[1]], "roles": [1]}, "roles must be texts"),
         ("c.json", {"mask": [[1]], "position_ids": ["a"]}, "position_ids must be whole numbers"),
         ("c.json", {"mask": [[1]], "inputs": 3}, "inputs must be a list"),
-        ("c.json", {"mask": [[1]], "name": 3}, "name must be a text"),
+        ("c.json", {"mask": [[1]], "name": 3}, "name must be a string"),
         ("c.json", {"mask": [[1]], "tokens": 0}, "tokens must be a whole number from 1"),
         ("c.json", {"mask": [[1]], "tokens": -5}, "tokens must be a whole number from 1"),
         ("c.json", {"mask": [[1]], "tokens": True}, "tokens must be a whole number from 1"),

@@ -84,5 +84,5 @@ def test_mistakes():
         with pytest.raises(AttnExtError, match="tokenizer must be a Transformers tokenizer, got"):
             hax.add_mask_token(tiny.tiny_model(GPT2LMHeadModel), wrong)
     for wrong in (None, "", 5):
-        with pytest.raises(AttnExtError, match="token must be a text, got"):
+        with pytest.raises(AttnExtError, match="token must be a string, got"):
             hax.add_mask_token(tiny.tiny_model(GPT2LMHeadModel), words(40), token=wrong)

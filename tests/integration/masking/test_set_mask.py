@@ -222,7 +222,7 @@ def test_packed_texts_are_not_taken_for_one():
         (lambda m: hax.set_mask(m, "causal", backend="flash"), "backend must be one of sdpa, eager, flex, got 'flash'"),
         (lambda m: hax.set_mask(m, masks.causal(4), w=2), "options .* go with the name"),
         (lambda m: hax.set_mask(m, torch.ones(4, 4)), "MaskSpec.from_mask"),
-        (lambda m: hax.set_mask(m, per_layer={2: "causal"}), "layer 2 is not one of 0 to 1"),
+        (lambda m: hax.set_mask(m, per_layer={2: "causal"}), "layer 2 is out of range, must be 0 to 1"),
         (lambda m: hax.set_mask(m, per_layer=["causal"]), "a list of 2"),
         (lambda m: hax.set_mask(m, per_layer=[None, None]), "no layer has a mask"),
         (lambda m: hax.set_mask(m, per_head=["causal"]), "1 masks for layer 0, which has 2 heads"),

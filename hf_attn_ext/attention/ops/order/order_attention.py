@@ -130,7 +130,7 @@ def _on_one_scale(
 
 
 def _hidden(empty: list[Tensor], amplitudes: list[Tensor], plan: OrderPlan) -> bool:
-    """Whether a row (B, H, n), in blocks, looks empty although it sees a key, which its own scale may show."""
+    """Return whether a row (B, H, n), in blocks, looks empty although it sees a key, which its own scale may show."""
     if not any(bool(rows.any()) for rows in empty):
         return False
     real = [x.detach().isfinite().to(torch.float32)[..., None] for x in amplitudes]
@@ -139,7 +139,7 @@ def _hidden(empty: list[Tensor], amplitudes: list[Tensor], plan: OrderPlan) -> b
 
 
 def _one_scale(amplitudes: list[Tensor], reference: Tensor | None) -> bool:
-    """Whether all keys can be taken relative to ``reference`` (B, H). Only used on a CPU."""
+    """Return whether all keys can be taken relative to ``reference`` (B, H). Only used on a CPU."""
     if reference is None:
         return True
     lowest = (reference - NARROW)[..., None]
