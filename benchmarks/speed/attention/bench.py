@@ -113,9 +113,9 @@ def bench_attention(
         save: given the unfinished report (``"complete": False``) after every length.
 
     Returns:
-        A dictionary fit for JSON: ``machine``, ``settings``, ``rates`` (operations a second), ``contestants``,
-        ``measurements`` (rows: contestant, direction, length and pass: seconds, peak bytes, operations, or why not)
-        and ``summary`` (see :func:`.summary.summarise`).
+        A dictionary fit for JSON: ``machine``, ``settings``, ``rates`` (operations per second), ``contestants``,
+        ``measurements`` (one row per contestant, direction, length and pass, with seconds, peak bytes and operations,
+        or the reason for their absence) and ``summary`` (see :func:`.summary.summarise`).
     """
     threads = set_threads(settings.threads)
     workload = settings.workload

@@ -268,7 +268,7 @@ def test_targets_that_were_kept_are_still_targets():
     leaks = [spec_of_task(minimal_joint_task(family, conflicts=how)).check()[0] for how in ("error", "keep")]
     assert leaks[0].kind == leaks[1].kind == "target_leak" and leaks[0].path == leaks[1].path == (0, 1)
     several = minimal_joint_task([*family, Task("c", {0: "e"}, [[1]])], conflicts="keep")
-    with pytest.raises(AttnExtError, match="position 2 has 2 targets, a mask holds one"):
+    with pytest.raises(AttnExtError, match="position 2 has 2 targets, but a mask holds at most one"):
         spec_of_task(several)
 
 

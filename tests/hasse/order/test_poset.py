@@ -199,8 +199,8 @@ def test_covers_in_any_numbering_make_the_order():
         ([[0], [2]], [], "must hold every position from 0 on once"),
         ([[0], []], [], "must hold every position from 0 on once"),
         ([], [], "must hold every position from 0 on once"),
-        ([[0], [1]], [(0, 2)], "must join two of 2 classes, got (0, 2)"),
-        ([[0], [1]], [(1, 1)], "must join two of 2 classes, got (1, 1)"),
+        ([[0], [1]], [(0, 2)], "must be a pair of different class numbers from 0 to 1, got (0, 2)"),
+        ([[0], [1]], [(1, 1)], "must be a pair of different class numbers from 0 to 1, got (1, 1)"),
         ([[0], [1], [2]], [(0, 1), (1, 0)], "in a circle through classes [0, 1]"),
         ([[0], [1], [2]], [(0, 1), (1, 2), (0, 2)], "(0, 2) is not a cover"),
         ([[2], [1], [0]], [(0, 1), (1, 2), (0, 2)], "(0, 2) is not a cover"),
@@ -212,9 +212,9 @@ def test_covers_in_any_numbering_make_the_order():
         ([[False]], [], "must hold every position from 0 on once"),
         ([[0], [1]], 5, "covers must be a list, got 5"),
         ([[0], [1]], [0], "a cover must be a list, got 0"),
-        ([[0], [1]], [(0, 1, 1)], "must join two of 2 classes, got (0, 1, 1)"),
-        ([[0], [1]], [(0, 1.0)], "must join two of 2 classes, got (0, 1.0)"),
-        ([[0], [1]], ["ab"], "must join two of 2 classes, got ('a', 'b')"),
+        ([[0], [1]], [(0, 1, 1)], "must be a pair of different class numbers from 0 to 1, got (0, 1, 1)"),
+        ([[0], [1]], [(0, 1.0)], "must be a pair of different class numbers from 0 to 1, got (0, 1.0)"),
+        ([[0], [1]], ["ab"], "must be a pair of different class numbers from 0 to 1, got ('a', 'b')"),
     ],
 )
 def test_covers_that_make_no_diagram_are_refused(classes, covers, said):
@@ -293,7 +293,7 @@ def test_what_is_no_poset_gets_one_line():
     for other in (5, None, np.tri(2)):
         with pytest.raises(AttnExtError, match="a poset is compared with another poset"):
             poset.is_isomorphic(other)
-        with pytest.raises(AttnExtError, match=r"made by Poset.from_mask"):
+        with pytest.raises(AttnExtError, match=r"expected an Order, got .*; use Poset.from_mask"):
             Poset(other)
     for inputs, said in ((5, "must be a list"), (["a", []], "unhashable"), (["a", float("nan")], "does not equal")):
         with pytest.raises(AttnExtError, match=said):
