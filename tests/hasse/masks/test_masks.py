@@ -412,7 +412,7 @@ def test_numbers_that_are_not_whole_where_rows_are_counted():
     for bad in (0, -1, 1.5):
         with pytest.raises(AttnExtError, match="block_size must be a whole number"):
             spec.to_block_mask(block_size=bad)
-    with pytest.raises(AttnExtError, match=r"rows 0.5 to 4"):
+    with pytest.raises(AttnExtError, match=r"got start=0.5, stop=4"):
         spec.rows(0.5)
     with pytest.raises(AttnExtError, match=r"visible\[\d\] must be a whole number"):
         masks.masked_autoencoder(3, {0, "a"})
