@@ -18,19 +18,10 @@ from .options import CONTROLS, whole
 # Fields that may differ when a run is resumed: the statistics do not depend on them.
 FREE = ("out", "save_every", "browse", "progress", "processes")
 # Fields that the command line has an option for; the others are set with --set.
-OPTIONS: tuple[str, ...] = (
-    "batch_size",
-    "max_length",
-    "layers",
-    "heads",
-    "percents",
-    "sample",
-    "seed",
-    "limit",
-    "words",
-    "tokens",
+OPTIONS = (
+    *("batch_size", "max_length", "layers", "heads", "percents", "sample", "seed", "limit", "words", "tokens"),
+    *("browse", "projections", "num_heads"),
 )
-OPTIONS += ("browse", "projections", "num_heads")
 
 
 @dataclasses.dataclass

@@ -27,7 +27,7 @@ from hf_attn_ext.probe.report.browser import browse
 from hf_attn_ext.probe.report.notes import notes
 from hf_attn_ext.probe.report.report import write_report
 from hf_attn_ext.probe.streaming.feeding import annotated_batches, read
-from hf_attn_ext.probe.streaming.kept import KeptMatrices
+from hf_attn_ext.probe.streaming.kept import NO_PASS, KeptMatrices
 from hf_attn_ext.probe.streaming.seen_model import SeenModel
 from hf_attn_ext.probe.streaming.stream import Settings, Stream, fed
 from hf_attn_ext.probe.streaming.summarise import rows_left_out, summarise
@@ -275,9 +275,7 @@ class ContextSimilarityProbe:
                         f"the probe has seen {counts['skipped']} texts, each of one token or none that is not special: "
                         "there are no pairs; give longer texts"
                     )
-                raise AttnExtError(
-                    "the probe has seen no forward pass; run model(**inputs) or probe.feed(texts) inside the block"
-                )
+                raise AttnExtError(NO_PASS)
             layers = settings["layers"]
             results = summarise(stream.sums, stream.kinds, stream.settings)
             distances = np.stack([stream.plain[f"distances/{layer}"][0] for layer in layers], 1)  # (P, L, H, bins)

@@ -37,9 +37,8 @@ from .statistics import list_statistics
 TWO_ON_CPU = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m hf_attn_ext.cli probe ..."
 PACKAGES = ("hf-attn-ext", "torch", "transformers", "tokenizers", "sentencex", "numpy")
 
-# The settings that are arguments of ContextSimilarityProbe.
+# Settings that are arguments of ContextSimilarityProbe.
 _OF_PROBE = ("layers", "heads", "projections", "num_heads", "percents", "sample", "controls", "separators")
-_OF_PROBE += ("bootstrap", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +100,7 @@ def run_statistics(model: nn.Module, tokenizer: Any, config: ProbeConfig) -> Pro
     check_processes(config.processes, state.num_processes, os.environ, TWO_ON_CPU)
     if tokenizer is None:
         raise AttnExtError(f"{config.model!r} has no tokenizer; save one into the folder")
-    probe = ContextSimilarityProbe(model, tokenizer, **_fields(config, *_OF_PROBE))
+    probe = ContextSimilarityProbe(model, tokenizer, **_fields(config, *_OF_PROBE, "bootstrap", "seed"))
     _check_length(model, tokenizer, config)
     corpus = read_corpus(config.texts, config.text_column, _cut(config, tokenizer), config.limit, config.seed)
     if not config.truncation:

@@ -108,17 +108,9 @@ def transfer(model: nn.Module, batches: Sequence[Mapping[str, Tensor]], steps: i
     """Train the feature maps of a converted model for a few steps of attention transfer, one batch per step, in turn.
 
     The loss per query is the cross-entropy between softmax and kernel weights plus each head's squared output error
-    over its mean squared output. The optimizer is AdamW with a linearly falling learning rate; other parameters get no
-    gradient. Feature maps without parameters stay as they are.
-
-    Args:
-        model: a converted model.
-        batches: ``input_ids`` and ``attention_mask`` (B, N).
-        steps: 0 changes nothing.
-        lr: the first step's learning rate.
-
-    Returns:
-        The loss of each step, mean over layers and heads; empty if there is nothing to train.
+    over its mean squared output. The optimizer is AdamW with a learning rate that falls linearly from ``lr``; other
+    parameters get no gradient. Returns the loss of each step, mean over layers and heads; empty if there is nothing to
+    train.
     """
     parameters = [parameter for layer in converted_layers(model) for parameter in layer.feature_map.parameters()]
     if not parameters or not steps:

@@ -59,16 +59,12 @@ _GIVEN: contextvars.ContextVar[_Given] = contextvars.ContextVar("given_mask", de
 def given_mask(
     config: Any, mask: Tensor | Callable[[], Tensor], position_ids: Tensor, streams: Streams | None = None
 ) -> Iterator[None]:
-    """Use another mask in the forward passes of one model, in place of the masks of ``set_mask``.
+    """Use another mask in the forward passes of the model with this ``config``, in place of the masks of ``set_mask``.
 
     For inference under a mask that was made for training: the pass has other positions, which see what the positions of
-    training would see. Other models that run in the block keep their masks.
-
-    Args:
-        config: the configuration of the model.
-        mask: bool (B, Nq, Nk) with padding in it, or a function that returns it, called when a layer asks.
-        position_ids: (B, Nq), the positions of the mask, from 0.
-        streams: the same pattern for a pass with a cache, in which linear layers continue their state.
+    training would see. The mask is bool (B, Nq, Nk) with padding in it, or a function that returns it, called when a
+    layer asks; ``position_ids`` (B, Nq) are its positions, from 0. ``streams`` are the same pattern for a pass with a
+    cache, in which linear layers continue their state.
     """
     token = _GIVEN.set(_Given(config, mask, position_ids, streams))
     try:
@@ -78,14 +74,10 @@ def given_mask(
 
 
 class MaskCall:
-    """The masks of one forward pass.
+    """The masks of one forward pass, for its queries and keys by their lengths and offsets.
 
-    Args:
-        settings: the model's masks.
-        padding: (B, Nk) bool, True = real token, or None.
-        q_length, q_offset: number of the call's tokens, and of those before them in the cache.
-        kv_length, kv_offset: number of keys, and the position of the first.
-        asked: the keywords of the mask function, for layers that keep the model's own pattern.
+    ``padding`` is (B, Nk) bool, True = real token, or None. ``asked`` are the keywords of the mask function, for layers
+    that keep the model's own pattern.
     """
 
     # generate() with a cache of a fixed size makes the mask before it calls the model, which then passes it to the mask
@@ -136,17 +128,10 @@ class MaskCall:
 
     @torch.compiler.disable
     def allowed(self, layer: LayerMask, device: torch.device, skip: bool) -> tuple[Tensor | None, bool]:
-        """Return a layer's mask with padding. A row that may see no key sees itself.
+        """Return a layer's mask, or its masks per head, with padding: bool (1 or B, 1 or H, Nq, Nk).
 
-        Args:
-            layer: a single mask, or one per head.
-            device: where the attention is computed.
-            skip: return ``(None, True)`` for the causal mask of a whole text without padding, as Transformers does for
-                sdpa.
-
-        Returns:
-            The mask, bool (1 or B, 1 or H, Nq, Nk), or None where every key is seen; and whether the attention function
-            must be causal itself.
+        A row that may see no key sees itself. The mask is None where every key is seen. The second value says whether the attention function must be causal
+        itself: with ``skip``, for the causal mask of a whole text without padding, as Transformers does for sdpa.
         """
         return self.kept(("allowed", layer, str(device), skip), lambda: self._allowed(layer, device, skip))
 

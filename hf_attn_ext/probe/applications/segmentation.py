@@ -167,7 +167,7 @@ def segment_sentences(
         >>> segment_sentences(vectors, segments=3).boundaries  # doctest: +SKIP
         (4, 9)
     """
-    _check(segments, threshold, cue, similarity, method, block, focus_weight)
+    _check(segments, threshold, block, focus_weight, cue=cue, similarity=similarity, method=method)
     similarities = sentence_similarities(vectors, similarity)
     focus = bonus = None
     if vectors.focus is not None:
@@ -241,19 +241,10 @@ def cut(
     return highest(scores, segments, threshold), scores
 
 
-def _check(
-    segments: int | None,
-    threshold: float | None,
-    cue: str,
-    similarity: str,
-    method: str,
-    block: int,
-    focus_weight: float,
-) -> None:
+def _check(segments: int | None, threshold: float | None, block: int, focus_weight: float, **words: str) -> None:
     """Check the options of :func:`segment`."""
-    one_of(cue, CUES, "cue")
-    one_of(similarity, SIMILARITIES, "similarity")
-    one_of(method, METHODS, "method")
+    for name, known in (("cue", CUES), ("similarity", SIMILARITIES), ("method", METHODS)):
+        one_of(words[name], known, name)
     if segments is not None:
         whole(segments, 1, "segments")
     whole(block, 1, "block")

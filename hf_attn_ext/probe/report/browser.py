@@ -61,8 +61,8 @@ class BrowserText:
             "sentences": self.sentences,
             "shortened": self.shortened,
             "values": _base64(self.values),
-            "scales": _rounded(self.scales),
-            "full": _rounded(self.full),
+            "scales": rounded(self.scales),
+            "full": rounded(self.full),
             "high": _base64(self.high.astype("<u2")),
             "highCount": int(self.high.shape[-1]),
         }
@@ -168,8 +168,9 @@ def choose_texts(
     return list(chosen)
 
 
-def _rounded(values: np.ndarray) -> list[list[float]]:
-    return [[float(f"{value:.4g}") for value in row] for row in values]
+def rounded(values: np.ndarray) -> list[list[float | None]]:
+    """Return the values (L, H) to four digits, None where they are not finite."""
+    return [[float(f"{value:.4g}") if np.isfinite(value) else None for value in row] for row in values]
 
 
 def _base64(values: np.ndarray) -> str:

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hf_attn_ext._util.files import as_path, write_text
 from hf_attn_ext.probe.results import MEASURES, ProbeStatistics
 from hf_attn_ext.probe.statistics import list_statistics, statistic_named
 
-from .browser import BrowserText
+from .browser import BrowserText, rounded
 from .figures import Drawing, draw
 from .findings import VERDICTS, findings, gaps
 
@@ -131,7 +129,7 @@ def _browser_data(statistics: ProbeStatistics, browser: Sequence[BrowserText]) -
                     {
                         "label": one.name.replace("_", " "),
                         "share": kinds[one.name].unit == "share",
-                        "values": [_rounded(field) for field in fields],
+                        "values": [rounded(field) for field in fields],
                     }
                 )
     return {
@@ -141,10 +139,6 @@ def _browser_data(statistics: ProbeStatistics, browser: Sequence[BrowserText]) -
         "numbers": numbers,
         "texts": [text.to_dict() for text in browser],
     }
-
-
-def _rounded(values: np.ndarray) -> list[list[float | None]]:
-    return [[float(f"{v:.4g}") if np.isfinite(v) else None for v in row] for row in values]
 
 
 def _script(data: dict[str, Any]) -> Any:

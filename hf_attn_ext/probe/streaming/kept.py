@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.capture.passes import ForwardPass
 
+NO_PASS = "the probe has seen no forward pass; run model(**inputs) or probe.feed(texts) inside the block"
+
 
 class KeptMatrices:
     """The matrices of all passes, on the CPU; texts follow one another. ``wanted``: whether matrices are kept."""
@@ -47,9 +49,7 @@ class KeptMatrices:
 
     def _check_seen(self) -> None:
         if not self._passes:
-            raise AttnExtError(
-                "the probe has seen no forward pass; run model(**inputs) or probe.feed(texts) inside the block"
-            )
+            raise AttnExtError(NO_PASS)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
