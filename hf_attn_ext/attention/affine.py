@@ -36,12 +36,7 @@ class AffineMap(nn.Module):
     def forward(self, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return ``(x - shift) @ self.weight @ weight + bias`` as one weight and one bias for :func:`project`.
 
-        Args:
-            weight: (H, d, R); None is the identity.
-            bias: (H, 1, R) or None.
-
-        Returns:
-            (H, d, R) and (H, 1, R), in ``weight``'s dtype.
+        They are (H, d, R) and (H, 1, R), in the dtype of ``weight``; None for ``weight`` is the identity.
         """
         folded = self.weight if weight is None else self.weight.to(weight.dtype) @ weight
         shifted = -self.shift[:, None, :].to(folded.dtype) @ folded

@@ -66,13 +66,9 @@ def with_ones(values: Tensor) -> Tensor:
 
 
 def add_keys(state: AttentionState | None, keys: Stabilised, values: Tensor, real: Tensor | int) -> AttentionState:
-    """Return the state after more keys.
+    """Return the state after more keys, of which ``real`` are not padding, (B,) or a number.
 
-    Args:
-        state: the state before these keys, or None.
-        keys: stabilised features, (B, H, N, .).
-        values: (B, H, N, d_v + 1) from :func:`with_ones`, in the features' dtype.
-        real: how many of the keys are real, (B,) or a number.
+    Features are (B, H, N, .), values (B, H, N, d_v + 1) from :func:`with_ones`, in the features' dtype.
     """
     weight = reference = decay = None
     if keys.amplitude is not None:

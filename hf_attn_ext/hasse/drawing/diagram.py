@@ -130,10 +130,7 @@ def _marks(layout: Layout) -> list[tuple[float, str]]:
 
 def _groups(spec: MaskSpec, poset: Poset) -> tuple[list[list[tuple[int, ...]]], list[tuple[int, int]], list[int]]:
     """Return groups of one class, or of one role and neighbouring levels; the covers between them; their levels."""
-    levels = [0] * len(poset.classes)
-    for level, classes in enumerate(poset.levels()):
-        for index in classes:
-            levels[index] = level
+    levels: list[int] = poset.level_of.tolist()
     if len(poset.classes) <= MOST_NODES:
         return [[members] for members in poset.classes], list(poset.covers), levels
     roles = [spec.roles[members[0]] for members in poset.classes]

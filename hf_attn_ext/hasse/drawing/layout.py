@@ -10,6 +10,7 @@ Why not a library: on butterfly(10) this layout has 12 crossings, grandalf 0.8 h
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import random
@@ -169,17 +170,11 @@ def _crossings(lines: list[list[int]], down: list[dict[int, float]]) -> int:
 
 
 def _inversions(values: list[int]) -> int:
-    if len(values) < 2:
-        return 0
-    half = len(values) // 2
-    left, right = values[:half], values[half:]
-    count = _inversions(left) + _inversions(right)
-    left, right = sorted(left), sorted(right)
-    i = 0
-    for value in right:
-        while i < len(left) and left[i] <= value:
-            i += 1
-        count += len(left) - i
+    count = 0
+    before: list[int] = []
+    for value in values:
+        count += len(before) - bisect.bisect_right(before, value)
+        bisect.insort(before, value)
     return count
 
 
@@ -203,11 +198,8 @@ def _fit(line: list[int], wanted: list[float], weights: list[float], x: list[flo
 
     It subtracts the distances that nodes must keep, then pools adjacent violators.
     """
-    offsets, total = [], 0.0
-    for left, right in zip([None, *line], line, strict=False):
-        if left is not None:
-            total += (widths[left] + widths[right]) / 2
-        offsets.append(total)
+    distances = ((widths[left] + widths[right]) / 2 for left, right in itertools.pairwise(line))
+    offsets = list(itertools.accumulate(distances, initial=0.0))[: len(line)]
     blocks: list[tuple[float, float, int]] = []  # mean, weight, nodes
     for value, offset, weight in zip(wanted, offsets, weights, strict=True):
         mean, size = value - offset, 1
@@ -215,11 +207,9 @@ def _fit(line: list[int], wanted: list[float], weights: list[float], x: list[flo
             other, heavy, many = blocks.pop()
             mean, weight, size = (mean * weight + other * heavy) / (weight + heavy), weight + heavy, size + many
         blocks.append((mean, weight, size))
-    index = 0
-    for mean, _, size in blocks:
-        for _ in range(size):
-            x[line[index]] = mean + offsets[index]
-            index += 1
+    means = [mean for mean, _, size in blocks for _ in range(size)]
+    for node, mean, offset in zip(line, means, offsets, strict=True):
+        x[node] = mean + offset
 
 
 def _move_right(lines: list[list[int]], x: list[float], widths: Sequence[float], borders: list[float]) -> None:

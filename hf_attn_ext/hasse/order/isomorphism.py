@@ -25,10 +25,9 @@ def _without_twins(poset: Poset) -> networkx.DiGraph:
     """The diagram with one class of each set with equal covers; ``facts`` are the level and the number of classes."""
     diagram = poset.hasse_diagram()
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for level, numbers in enumerate(poset.levels()):
-        for number in numbers:
-            key = tuple(poset.lower_covers(number)), tuple(poset.upper_covers(number))
-            twins = groups.setdefault(key, [])
-            twins.append(number)
-            diagram.nodes[twins[0]]["facts"] = level, len(twins)
+    for number, level in enumerate(poset.level_of.tolist()):
+        key = tuple(poset.lower_covers(number)), tuple(poset.upper_covers(number))
+        twins = groups.setdefault(key, [])
+        twins.append(number)
+        diagram.nodes[twins[0]]["facts"] = level, len(twins)
     return diagram.subgraph(twins[0] for twins in groups.values())

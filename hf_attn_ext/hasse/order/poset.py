@@ -214,13 +214,13 @@ class Poset:
     def levels(self) -> list[list[int]]:
         """Return classes by the length of the longest chain below them; the first level holds the minimal ones."""
         levels: list[list[int]] = [[] for _ in range(self.height())]
-        for number, level in enumerate(self._levels.tolist()):
+        for number, level in enumerate(self.level_of.tolist()):
             levels[level].append(number)
         return levels
 
     def height(self) -> int:
         """Return the number of classes in a longest chain."""
-        return int(self._levels.max()) + 1
+        return int(self.level_of.max()) + 1
 
     def width(self) -> int:
         """Return the number of classes in a largest antichain, which equals that of :meth:`chains` (Dilworth)."""
@@ -285,7 +285,8 @@ class Poset:
         return starts, owners[np.argsort(self._order.lower, kind="stable")]
 
     @functools.cached_property
-    def _levels(self) -> np.ndarray:
+    def level_of(self) -> np.ndarray:
+        """The level of every class, int64 (C,): the length of the longest chain below it."""
         levels = np.zeros(len(self), np.int64)
         starts, lower = self._order.starts.tolist(), self._order.lower
         for number, (start, stop) in enumerate(itertools.pairwise(starts)):
