@@ -80,6 +80,8 @@ def distill_kernels(
 
 
 def _batches(given: Any, tokenizer: Any, batch_size: int, max_length: int | None) -> Sequence[Mapping[str, Tensor]]:
+    if not isinstance(given, Iterable):
+        raise AttnExtError(f"texts_or_batches must be texts, or dictionaries with input_ids, got {short(given)}")
     items = [given] if isinstance(given, (str, Mapping)) else list(given)
     if not items:
         raise AttnExtError("there are no texts or batches to learn from; give at least one")
