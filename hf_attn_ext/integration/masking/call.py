@@ -130,9 +130,9 @@ class MaskCall:
     def allowed(self, layer: LayerMask, device: torch.device, skip: bool) -> tuple[Tensor | None, bool]:
         """Return a layer's mask, or its masks per head, with padding: bool (1 or B, 1 or H, Nq, Nk).
 
-        A row that may see no key sees itself. The mask is None where every key is seen. The second value says whether the
-        attention function must be causal itself: with ``skip``, for the causal mask of a whole text without padding, as
-        Transformers does for sdpa.
+        A row that may see no key sees itself. The mask is None where every key is seen. The second value says whether
+        the attention function must be causal itself: with ``skip``, for the causal mask of a whole text without
+        padding, as Transformers does for sdpa.
         """
         return self.kept(("allowed", layer, str(device), skip), lambda: self._allowed(layer, device, skip))
 
