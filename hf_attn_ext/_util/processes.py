@@ -9,11 +9,11 @@ from hf_attn_ext.errors import AttnExtError
 
 
 def check_processes(wanted: int | None, running: int, environment: Mapping[str, str], two_on_cpu: str) -> None:
-    """Check that a run has the number of processes that was asked for.
+    """Check that a run has the requested number of processes.
 
-    ``accelerate launch --cpu --num_processes 2`` starts a single process unless MPI is set up; it then leaves an
-    address to meet at (``MASTER_ADDR``) but no ``WORLD_SIZE``. torchrun on a machine without a GPU sets ``WORLD_SIZE``,
-    but without ``ACCELERATE_USE_CPU`` each process believes that it is alone.
+    ``accelerate launch --cpu --num_processes 2`` starts a single process unless MPI is set up; it then sets
+    ``MASTER_ADDR`` but not ``WORLD_SIZE``. torchrun on a machine without a GPU sets ``WORLD_SIZE``,
+    but without ``ACCELERATE_USE_CPU`` the processes do not connect.
 
     Args:
         wanted: the configuration's ``processes``.
@@ -22,7 +22,7 @@ def check_processes(wanted: int | None, running: int, environment: Mapping[str, 
         two_on_cpu: the command that starts two processes on a CPU, for the message.
 
     Raises:
-        AttnExtError: the numbers differ, or the launcher started processes that do not know of each other.
+        AttnExtError: the numbers differ, or the launcher started processes that are not connected.
     """
     if wanted is not None:
         if wanted != running:

@@ -148,9 +148,9 @@ class FeatureMap(nn.Module):
 
     @classmethod
     def from_saved(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the kernel and the options that a saved configuration of this kernel means today.
+        """Return the current kernel name and options for the options of a saved configuration.
 
-        Override it when a kernel or an option was renamed.
+        Override it when a kernel or an option is renamed.
         """
         return cls.kernel, dict(options)
 

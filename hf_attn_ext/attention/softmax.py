@@ -1,4 +1,4 @@
-"""The dense softmax under a mask, written once: for losses, attention weights and layers that keep softmax."""
+"""Dense softmax under a mask, shared by losses, attention weights and layers that keep softmax."""
 
 from __future__ import annotations
 

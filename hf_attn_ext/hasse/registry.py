@@ -66,13 +66,13 @@ def register_mask(
 
     The function's parameters, their annotations and the Args of its docstring become the options of
     ``hf-attn-ext mask show``. A second function of the same name replaces the first, as when a notebook's cell runs
-    again; models that have the mask by its name attend by the new one from then on.
+    again; models whose mask was set by this name then use the new function.
 
     Args:
         name: the name in :func:`list_masks`.
         example: options of a small one, for pictures and for the tests that run over every mask.
-        prefix_stable: the mask of m tokens is the upper left part of the mask of more, whatever follows. A cache may
-            then grow under it, and one long mask serves shorter calls.
+        prefix_stable: the mask of m tokens is the upper left part of every mask of more tokens. A cache can then grow,
+            and one long mask serves shorter calls.
         clipped: an option, such as the width of a window, that counts at most n; a larger value is taken as n where the
             length of a call sets n.
         roles: ``{role: Role(letter, colour)}`` of the roles that the mask gives to positions, other than ``"token"``.

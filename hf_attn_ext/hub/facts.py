@@ -123,7 +123,7 @@ def transfer_table(results: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def provenance(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Data, seed, steps, durations and versions, one ``(name, value)`` a line; what is unknown is left out."""
+    """Return data, seed, steps, durations and versions as ``(name, value)`` pairs; unknown values are left out."""
     lines = []
     for field in (
         "data",

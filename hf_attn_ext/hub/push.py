@@ -15,7 +15,7 @@ from .files import WEIGHTS_PATTERNS, UploadFile, files_to_upload
 
 @dataclasses.dataclass(frozen=True)
 class PushResult:
-    """What was uploaded, or would be.
+    """The result of a push: the files that were uploaded, or would be in a dry run.
 
     Attributes:
         repo_id: the repository.

@@ -73,7 +73,7 @@ def sdpa_attention(
     causal: bool | None,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, None]:
-    """Return the output (B, Nq, H, d_v) of Transformers' sdpa function, and None; ``causal=None``: as the mask says."""
+    """Return the output (B, Nq, H, d_v) of Transformers' sdpa function, and None; ``causal=None`` follows the mask."""
     others = {name: value for name, value in kwargs.items() if name not in _OURS}
     return sdpa_attention_forward(
         module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **others

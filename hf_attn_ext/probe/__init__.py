@@ -6,7 +6,8 @@
         probe.feed(texts)
     probe.statistics().to_json("statistics.json")
 
-Rooms, from the lowest: :mod:`.corpus` (files of texts, words and sentences), :mod:`.counting` (pairs of one text),
+Subpackages, each of which imports only from those before it:
+:mod:`.corpus` (files of texts, words and sentences), :mod:`.counting` (pairs of one text),
 :mod:`.statistics` (one file per statistic), :mod:`.streaming` (passes to results), :mod:`.report` (figures, findings,
 the page), :mod:`.applications` (segmentation, pruning, comparison, layer choice). :mod:`.run` runs files of texts.
 """

@@ -346,7 +346,7 @@ class ContextSimilarityProbe:
         """
         state = other.state_dict() if isinstance(other, ContextSimilarityProbe) else other
         if not (isinstance(state, Mapping) and isinstance(state.get("model"), Mapping)):
-            raise AttnExtError(f"this is no state of a probe: {short(state)}")
+            raise AttnExtError(f"expected a probe or its state_dict(), got {short(state)}")
         self._seen.check_same(state["model"])
         self._stream.merge(state)
         self._seen.hold()

@@ -240,7 +240,7 @@ class DistillConfig:
         output: the output folder.
         data: the task's data.
         kernel: the kernel, its number of features, and the layers that use it.
-        stage1_data: other texts for stage 1 (labels are not read); ``None``: those of ``data``.
+        stage1_data: the texts for stage 1 (labels are not read); ``None`` uses those of ``data``.
         teacher: fine-tuning of the teacher before conversion; off (``steps: 0``) by default.
         stage1: attention transfer.
         stage2: fine-tuning of the converted model.
@@ -248,12 +248,12 @@ class DistillConfig:
         seed: determines new heads, feature maps, data order and dropout.
         control: also train a control without attention (kernel ``uniform``, the same stage 2), and report which
             share of the gap between control and teacher the kernel closes.
-        measure: which steps to measure on the reported split, of ``teacher``, ``converted``, ``stage1`` and ``stage2``;
-            the control always is, and the gap needs ``teacher`` and ``stage2``. Where inputs are long, measuring takes
-            longer than training.
-        mixed_precision: ``no``, ``bf16`` or ``fp16``; ``auto``: bf16 where the device computes in it, else no;
-            ``None``: what ``accelerate launch`` says.
-        processes: refuse to run with another number of processes; ``None`` takes what the launcher started.
+        measure: the steps to evaluate on the reported split, of ``teacher``, ``converted``, ``stage1`` and ``stage2``.
+            The control is always evaluated; the gap requires ``teacher`` and ``stage2``. With long inputs, evaluation
+            can take longer than training.
+        mixed_precision: ``no``, ``bf16`` or ``fp16``; ``auto``: bf16 if the device has bf16 arithmetic, else
+            ``no``; ``None``: the setting of ``accelerate launch``.
+        processes: the required number of processes; ``None`` accepts any.
 
     Example:
         >>> config = DistillConfig(ModelConfig("roberta-base"), OutputConfig("runs/sst2"), DataConfig("glue/sst2"))

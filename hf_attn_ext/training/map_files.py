@@ -1,4 +1,4 @@
-"""Feature maps on disk between the phases of a run: all that conversion and stage 1 make or change."""
+"""Files that hold the feature maps between the phases of a run; conversion and stage 1 change nothing else."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_few_documents_are_said(tokenizer):
     [
         (["a"], "text 1 has no document"),
         (["a"] * 4, "more documents than texts, 3"),
-        (["a", 3, "b"], "document of text 1 must be a name, got 3"),
+        (["a", 3, "b"], "document of text 1 must be a string, got 3"),
         ("abc", "documents must be a list with one name per text, got 'abc'"),
     ],
 )

@@ -90,7 +90,7 @@ def test_wrong_calls(tokenizer):
         {**probe.state_dict(), "sums": {"a": "b"}},
         _negative(probe),
     ):
-        one_line("no state of a probe", lambda other=other: probe.merge(other))
+        one_line("expected a probe or its state_dict", lambda other=other: probe.merge(other))
     one_line("not entered", lambda: probe.__exit__(None, None, None))
     with probe:
         probe.feed(TEXTS)

@@ -60,7 +60,7 @@ def test_wrong_uses_are_one_line(tokenizer):
         matrices.statistics()
     with pytest.raises(AttnExtError, match="differ in seed: 0 here, 1 there"):
         probe.merge(ContextSimilarityProbe(model, tokenizer, seed=1))
-    with pytest.raises(AttnExtError, match="no state of a probe"):
+    with pytest.raises(AttnExtError, match="expected a probe or its state_dict"):
         probe.merge({"settings": {}})
 
 

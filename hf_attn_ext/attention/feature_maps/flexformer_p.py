@@ -86,7 +86,7 @@ class FlexformerP(FeatureMap):
         return apply
 
     def softmax_features(self, dtype: torch.dtype) -> SoftmaxFeatures | None:
-        """Return the map as the native op computes it."""
+        """Return the feature map in the form that the native op computes."""
         (query_weight, query_bias), (key_weight, key_bias) = (
             self._exponent(affine, dtype) for affine in (self.query_map, self.key_map)
         )

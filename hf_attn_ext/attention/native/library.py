@@ -63,7 +63,7 @@ def native_library() -> ctypes.CDLL | None:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch does not annotate it
 def native_op_loaded() -> bool:
-    """Return whether the native op computes the calls that it supports."""
+    """Return whether the native op is loaded and enabled."""
     return not _plain.get() and native_library() is not None
 
 

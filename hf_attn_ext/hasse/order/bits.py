@@ -89,7 +89,7 @@ class BitMatrix:
         size = _width(columns) * 8
         if not isinstance(rows, list | tuple) or any(type(row) is not int or row >> columns for row in rows):
             raise AttnExtError(
-                f"bit rows of {columns} columns must be a list of ints of so many bits, got {short(rows)}"
+                f"bit rows of {columns} columns must be a list of ints of at most {columns} bits, got {short(rows)}"
             )
         joined = b"".join([row.to_bytes(size, "little") for row in rows])
         return cls._made(_as_words(np.frombuffer(joined, np.uint8).reshape(len(rows), size)), columns)

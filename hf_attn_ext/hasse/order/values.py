@@ -59,9 +59,9 @@ def check_hashable(value: Any, kind: str, position: int) -> None:
 
 
 def check_comparable(value: Any, kind: str, position: int) -> None:
-    """Raise :class:`AttnExtError` where a value, or a part of it at any depth, is a tensor or does not equal itself.
+    """Raise :class:`AttnExtError` if a value, or a part of it at any depth, is a tensor or not equal to itself.
 
-    Tensors compare element by element, or by identity. NaN equals nothing, though a tuple that holds it equals itself.
+    Neither can be compared by ``==``: tensors compare element by element, and NaN is not equal to itself.
     """
     parts, seen = [value], set()
     while parts:

@@ -71,9 +71,9 @@ def chain(length: int) -> list[int]:
 
 
 def derive(spec: MaskSpec) -> MaskSpec:
-    """Derive a mask from its task family: family -> minimal joint task -> mask, cut where the mask is cut.
+    """Derive a mask from its task family, by way of the minimal joint task of the family.
 
-    The closed form decides only in which order positions are listed. The inputs, the mask and the labels are the
+    The closed form determines only the order of the positions. The inputs, the mask and the labels are the
     result of the derivation.
 
     Args:
@@ -109,7 +109,7 @@ def derive(spec: MaskSpec) -> MaskSpec:
         if nodes.setdefault(positions.pop(), node) != node:
             raise AttnExtError(f"{spec.title}: two nodes stand for one position: {nodes}")
     if sorted(nodes) != list(range(len(spec))):
-        raise AttnExtError(f"{spec.title}: {len(nodes)} positions were derived, {len(spec)} are laid out")
+        raise AttnExtError(f"{spec.title}: the task family gives {len(nodes)} positions, but the mask has {len(spec)}")
     joint = joint.permuted([nodes[position] for position in range(len(spec))])
     return MaskSpec.from_mask(
         joint.mask,

@@ -55,7 +55,7 @@ def capturable_layers(model: nn.Module) -> list[Layer]:
     for index, (path, module) in enumerate(modules):
         shape = attention_shape(module)
         if shape is None:
-            raise AttnExtError(f"{path} ({type(module).__name__}) does not say its number of heads and their size")
+            raise AttnExtError(f"{path} ({type(module).__name__}) does not declare its number of heads and their size")
         layers.append(Layer(index, path, module, shape[0]))
     return layers
 

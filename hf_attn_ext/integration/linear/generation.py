@@ -81,7 +81,7 @@ def prepare_generation(
 
 
 def keeps_state(model: PreTrainedModel) -> bool:
-    """Return whether every linear layer is causal, the only order that a recurrent state follows."""
+    """Return whether every linear layer is causal; a recurrent state supports no other mask."""
     masks = MaskSettings.of(model.config)
     if masks is None:
         return True

@@ -1,4 +1,4 @@
-"""Check of whether a linear layer supports a mask of ``set_mask``."""
+"""Check that a linear layer supports a mask of ``set_mask``."""
 
 from __future__ import annotations
 

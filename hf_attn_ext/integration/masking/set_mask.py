@@ -237,7 +237,9 @@ def _layers(
         recipes = [_recipe(mask) for mask in given]
         heads = tuple(recipe for recipe in recipes if recipe is not None)
         if len(heads) < len(recipes):
-            raise AttnExtError(f"per_head gives no mask for head {recipes.index(None)} of layer {number}; name one")
+            raise AttnExtError(
+                f"per_head gives no mask for head {recipes.index(None)} of layer {number}; add one, such as 'causal'"
+            )
         layers[number] = heads[0] if len(set(heads)) == 1 else heads
     return layers
 

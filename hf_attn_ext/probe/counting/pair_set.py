@@ -21,7 +21,7 @@ class PairSet:
 
     @classmethod
     def at(cls, text: Text, index: np.ndarray) -> PairSet:
-        """Return the pairs with the numbers ``index`` (H, k), the highest first."""
+        """Return the pairs that ``index`` (H, k) selects, in the same order."""
         first, second, _ = text.pairs
         return cls(text, first[index], second[index], index)
 
@@ -73,10 +73,10 @@ class PairSet:
 
     @functools.cached_property
     def most_common(self) -> tuple[np.ndarray, np.ndarray]:
-        """Each head's token with the most ends of pairs, and how many ends it has: (P, H) and (P, H).
+        """The token that occurs most often in each head's pairs, and its number of occurrences: (P, H) and (P, H).
 
-        Tokens are numbers of the text's distinct ids. Of several with equally many ends, the one that comes first in
-        the text is taken.
+        Tokens are given by their index among the text's distinct ids. Ties go to the token that comes first in the
+        text.
         """
         types = self.text.types
         kinds = int(types.max()) + 1

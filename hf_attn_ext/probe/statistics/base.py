@@ -152,11 +152,11 @@ class PairStatistic(HeadStatistic):
     matched: ClassVar[bool] = True
 
     def of_pair(self, pairs: PairSet) -> np.ndarray:
-        """Return each pair's number, an array like ``pairs.i``."""
+        """Return each pair's value, an array of the shape of ``pairs.i``."""
         raise NotImplementedError
 
     def loop_pair(self, ids: Sequence[int], sentences: Sequence[int], i: int, j: int) -> float:
-        """Return the number of one pair in plain Python, for the test of every statistic against slow loops."""
+        """Return the value of one pair, computed in plain Python; the tests compare every statistic with it."""
         raise NotImplementedError
 
     def count(self, pairs: PairSet) -> np.ndarray:

@@ -108,7 +108,7 @@ class Claim:
     at: str = "last layer"
 
     def finding(self, kind: Any, one: Statistic) -> Finding:
-        """Return the finding for the values ``one`` of the statistic ``kind``."""
+        """Return the finding of the statistic ``kind`` for its values."""
         layer: int
         head: int | None = None
         if self.at.endswith("head"):

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @register_statistic("separator_focus")
 class SeparatorFocus(HeadStatistic):
-    """Share of attention on separators, of that on tokens that are not special.
+    """Share of attention on separators, among the attention on tokens that are not special.
 
-    Rows are normalised again over the tokens that are not special; rows that cannot be are left out. Chance is the
-    share of separators among the keys that a row sees; at the same distances it is what separators would get if a
-    head's weights were their own mean at each signed distance.
+    Rows are renormalised over the tokens that are not special; rows without such attention are left out. The chance
+    level is the share of separators among the keys that a row sees. The chance level at the same distances replaces
+    each weight of a head by the head's mean weight at that signed distance.
 
     Source: 2512.21956 (last layers rest on "." and ","); the measure and chance levels are ours.
     """

@@ -101,7 +101,7 @@ def _names(names: list[Any], texts: int, first: int) -> list[str]:
         raise AttnExtError(f"text {first + len(names)} has no document; name each text's document once")
     for number, name in enumerate(names, first):
         if not isinstance(name, str):
-            raise AttnExtError(f"the document of text {number} must be a name, got {short(name)}")
+            raise AttnExtError(f"the document of text {number} must be a string, got {short(name)}")
     return names
 
 
