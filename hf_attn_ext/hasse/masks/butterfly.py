@@ -31,8 +31,8 @@ def butterfly(n: int, window: int | None = None) -> MaskSpec:
         P_k, k = 0 .. n-1:  mean of tokens k-1 and k+1,   sees itself, F_0 .. F_(k-1), B_(k+1) .. B_(n-1)
 
     No other position sees a P, and F and B never see each other; otherwise token k would reach P_k through a second
-    layer. With ``window`` c, only the c nearest of each chain and the position itself are seen. The Hasse diagram is the
-    same, and all information has arrived after ``ceil((n-1) / c)`` layers.
+    layer. With ``window`` c, only the c nearest of each chain and the position itself are seen. The Hasse diagram is
+    the same, and all information has arrived after ``ceil((n-1) / c)`` layers.
 
     Source: arXiv 2606.09951, third case study; the layout is our reading of a summary of it. Prior art: the
     cloze-driven two-tower model, arXiv 1903.07785. Position ids: the token's own, also for P_k; roles ``"forward"``,

@@ -14,8 +14,8 @@ def equivalence_classes(tasks: Sequence[Task]) -> list[list[int]]:
 
     Two nodes are equivalent if an isomorphism of their down-sets keeps the multisets of inputs. Inputs differ within a
     task, so such an isomorphism matches nodes by their inputs. A node's type therefore follows from its inputs and the
-    set of its lower covers' types: the isomorphisms of the covers' down-sets agree where these overlap, and their union is
-    the isomorphism of the whole down-set. Types are numbered in a dictionary whose keys are compared in full, so equal
+    set of its lower covers' types: the isomorphisms of the covers' down-sets agree where these overlap, and their union
+    is the isomorphism of the whole down-set. Types are numbered in a dictionary whose keys are compared in full; equal
     numbers mean equivalent nodes; there are no hash collisions.
 
     Numbers rise along the linear extension of every task: a node has a larger number than all nodes below it.

@@ -267,7 +267,7 @@ class Stream:
             if min(counts.values()) < 0 or isinstance(state["origins"], str) or (counts["texts"] and not origins):
                 raise ValueError("its counts and origins do not belong together")
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise AttnExtError(f"this is no state of a probe: {short(state)} ({short(error)})") from error
+            raise AttnExtError(f"expected a probe or its state_dict(), got {short(state)} ({short(error)})") from error
         fed_so = {}
         for name, value in dataclasses.asdict(self.settings).items():
             other = theirs[name]
