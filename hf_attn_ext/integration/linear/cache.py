@@ -124,7 +124,7 @@ class LinearCache(Cache):
         config: the converted model's configuration.
 
     Raises:
-        AttnExtError: the configuration does not say how its softmax layers are cached.
+        AttnExtError: the configuration is not a converted model's, or does not say how its softmax layers are cached.
 
     Example:
         >>> cache = hax.LinearCache(model.config)  # doctest: +SKIP
@@ -133,6 +133,8 @@ class LinearCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
+        if not hasattr(config, "attn_ext"):
+            raise AttnExtError(f"{type(config).__name__} is not converted; pass the config of the converted model")
         converted = linear_layers(config)
         kept: list[Any] = [*DynamicCache(config=config).layers] or [None] * config.num_hidden_layers
         if any(layer is None for i, layer in enumerate(kept) if i not in converted):
