@@ -55,7 +55,8 @@ def from_mapping(cls: type[T], mapping: object, where: str = "config", _path: st
     for name, value in mapping.items():
         dotted = f"{_path}.{name}" if _path else str(name)
         if name not in fields:
-            raise AttnExtError(f"{where}: unknown field {dotted!r}.{suggest(name, fields)}")
+            known = f" Fields: {', '.join(fields)}"
+            raise AttnExtError(f"{where}: unknown field {dotted!r}.{suggest(name, fields) or known}")
         values[name] = _checked(hints[name], value, where, dotted)
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

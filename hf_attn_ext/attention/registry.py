@@ -78,7 +78,8 @@ def kernel_class(kernel: str) -> type[FeatureMap]:
     """
     if not isinstance(kernel, str) or kernel not in _KERNELS:
         known = ", ".join(sorted(_KERNELS))
-        raise AttnExtError(f"unknown kernel {kernel!r}.{suggest(kernel, _KERNELS)} Known kernels: {known}")
+        own = "a kernel of your own needs its file imported first (--import MODULE on the command line)"
+        raise AttnExtError(f"unknown kernel {kernel!r}.{suggest(kernel, _KERNELS)} Known kernels: {known}; {own}")
     return _KERNELS[kernel]
 
 

@@ -49,6 +49,12 @@ class _ShowGroup(TyperGroup):
         return list_masks()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        from hf_attn_ext.hasse.masks import list_masks
+
+        if cmd_name not in list_masks() and Path(cmd_name).is_file():
+            raise AttnExtError(
+                f"mask show takes the name of a mask, got the file {cmd_name!r}; use mask analyze for it"
+            )
         return _show_command(cmd_name)
 
 

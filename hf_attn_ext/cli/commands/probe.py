@@ -22,44 +22,49 @@ def probe(
             "--texts", help="A file of texts: txt (one text per line), json, jsonl, csv, tsv, parquet; repeatable."
         ),
     ] = None,
-    out: Annotated[str | None, typer.Option("--out", help="The folder for everything.")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="The folder that all results are written to.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A YAML file, see configs/probe/.")] = None,
-    words: Annotated[int | None, typer.Option("--words", help="Cut documents into texts of so many words.")] = None,
+    words: Annotated[int | None, typer.Option("--words", help="Cut documents into texts of this many words.")] = None,
     tokens: Annotated[
-        int | None, typer.Option("--tokens", help="Cut documents into texts of exactly so many tokens.")
+        int | None, typer.Option("--tokens", help="Cut documents into texts of exactly this many tokens.")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", help="Draw so many of the texts.")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Texts a pass; default 8.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Probe a random sample of this many texts.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Texts per forward pass; default 8.")] = None,
     max_length: Annotated[
-        int | None, typer.Option("--max-length", help="Tokens of a text at most; default: what the model takes.")
+        int | None, typer.Option("--max-length", help="Most tokens per text; default: what the model takes.")
     ] = None,
     truncation: Annotated[
         bool | None, typer.Option("--truncation/--no-truncation", help="Cut longer texts instead of stopping.")
     ] = None,
     layers: Annotated[
-        str | None, typer.Option("--layers", help="Numbers or patterns of module names, with commas; default: all.")
+        str | None,
+        typer.Option("--layers", help="Layer numbers or module name patterns, separated by commas; default: all."),
     ] = None,
-    heads: Annotated[str | None, typer.Option("--heads", help="Numbers with commas; default: all.")] = None,
+    heads: Annotated[
+        str | None, typer.Option("--heads", help="Head numbers, separated by commas; default: all.")
+    ] = None,
     projections: Annotated[
         str | None,
         typer.Option(
             "--projections",
-            help="Of a model outside the attention interface: patterns of its output projections.",
+            help="For a model outside the attention interface: patterns of its output projections.",
         ),
     ] = None,
     num_heads: Annotated[
-        int | None, typer.Option("--num-heads", help="Of them, where the model's configuration does not say.")
+        int | None,
+        typer.Option("--num-heads", help="Heads per layer, for --projections, if the configuration does not say."),
     ] = None,
     percents: Annotated[
-        str | None, typer.Option("--percents", help="Which pairs are high, with commas; default 1,2,5.")
+        str | None,
+        typer.Option("--percents", help="Percentages of pairs that count as high, separated by commas; default 1,2,5."),
     ] = None,
     sample: Annotated[
         float | None, typer.Option("--sample", help="Share of texts for controls and attention maps; default 1/16.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Default 0.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the random samples; default 0.")] = None,
     browse: Annotated[int | None, typer.Option("--browse", help="Texts in the head browser; default 3.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="field=value of the YAML file, wins over it; repeatable.")
+        list[str] | None, typer.Option("--set", help="field=value, overrides the YAML file; repeatable.")
     ] = None,
 ) -> None:
     """Measure the context similarity of every attention head over a corpus.

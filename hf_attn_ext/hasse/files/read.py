@@ -59,6 +59,8 @@ def read_mask_file(path: str | Path, labels: Mapping[int, int] | None = None) ->
     """
     path = _existing(path, MASK_SUFFIXES, "a mask")
     content = _READERS[path.suffix.lower()](path)
+    if isinstance(content, list) and any(isinstance(entry, Mapping) for entry in content):
+        raise AttnExtError(f"{path.name} holds tasks, not a mask; use mask derive for it")
     record: dict[str, Any] = dict(content) if isinstance(content, Mapping) else {"mask": content}
     _check_fields(path.name, record, _FIELDS, needed="mask")
     if labels is not None:
