@@ -6,6 +6,7 @@ the package is loaded, as ``hf-attn-ext --import MODULE list`` does.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import runpy
@@ -55,7 +56,10 @@ def built_in_names(folder: Path, ordered: bool = False) -> list[str]:
         folder: its ``__init__.py`` imports the modules.
         ordered: keep the order in which they are imported; otherwise the names are sorted.
     """
-    modules = re.findall(r"^from \.(\w+) import", (folder / "__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
+    modules: list[str] = []
+    for statement in ast.parse((folder / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.ImportFrom) and statement.level == 1:  # from .module import ..., or from . import module, module
+            modules += [statement.module] if statement.module else [alias.name for alias in statement.names]
     names = [
         name
         for module in dict.fromkeys(modules)
