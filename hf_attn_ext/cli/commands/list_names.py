@@ -58,7 +58,7 @@ def built_in_names(folder: Path, ordered: bool = False) -> list[str]:
     """
     modules: list[str] = []
     for statement in ast.parse((folder / "__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.ImportFrom) and statement.level == 1:  # from .module import ..., or from . import module, module
+        if isinstance(statement, ast.ImportFrom) and statement.level == 1:  # with a module, or without
             modules += [statement.module] if statement.module else [alias.name for alias in statement.names]
     names = [
         name
