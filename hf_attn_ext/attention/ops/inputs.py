@@ -82,9 +82,24 @@ def mapper(feature_map: FeatureMap, side: Side, dtype: torch.dtype, scaling: flo
             x = x * factor
         more = (positions,) if uses_positions else ()
         features: Features = feature_map(x, side, *more) if bound_map is None else bound_map(x, *more)
+        _check_features(features, feature_map)
         return stabilise(features, feature_map.signed, padded)
 
     return apply
+
+
+def _check_features(features: Features, feature_map: FeatureMap) -> None:
+    """Check a feature map's result: with another width, queries and keys would still match, and results be wrong."""
+    name = type(feature_map).__name__
+    if not isinstance(features, Features):
+        raise AttnExtError(f"{name} must return Features, got {type(features).__name__}; return Features(None, values)")
+    tensor = features.log_scale if features.values is None else features.values
+    width = None if tensor is None else tensor.shape[-1]
+    if width != feature_map.feature_dim:
+        raise AttnExtError(
+            f"{name} returned features of width {width}, but its feature_dim is {feature_map.feature_dim}; "
+            "pass the width to FeatureMap.__init__(..., feature_dim=)"
+        )
 
 
 def is_hooked(module: nn.Module) -> bool:
