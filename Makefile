@@ -63,6 +63,8 @@ docs-cli: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 # The wheel and the source archive, then the wheel in a clean environment, used as a new user would.
 package: $(STAMP)

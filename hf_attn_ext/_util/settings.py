@@ -14,13 +14,16 @@ import types
 import typing
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union
 
 import yaml
 
 from hf_attn_ext.errors import AttnExtError, suggest
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def from_mapping(cls: type[T], mapping: object, where: str = "config", _path: str = "") -> T:
@@ -74,7 +77,7 @@ def _checked(hint: Any, value: Any, where: str, dotted: str) -> Any:
         return _checked_union(args, value, where, dotted, hint)
     if origin is Literal:
         return _checked_literal(args, value, where, dotted)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if isinstance(value, hint):
             return value
         from_saved = getattr(hint, "from_saved", None)  # of a dataclass that was saved under other names before
@@ -120,10 +123,8 @@ def _checked_union(args: tuple[Any, ...], value: Any, where: str, dotted: str, h
 
 
 def _ill_typed(hint: Any, value: Any, where: str, dotted: str) -> AttnExtError:
-    name = getattr(hint, "__name__", None) if typing.get_origin(hint) is None else str(hint)
-    expected = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}.get(
-        name, str(name)
-    )
+    name = str(getattr(hint, "__name__", None)) if typing.get_origin(hint) is None else str(hint)
+    expected = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}.get(name, name)
     extra = ""
     if hint is float and isinstance(value, str):
         extra = " (YAML reads 1e-3 as text: write 1.0e-3)"

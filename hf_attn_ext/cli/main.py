@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -64,8 +64,11 @@ _add("analyze", mask.analyze, masks)
 _add("derive", mask.derive, masks)
 app.add_typer(masks, name="mask")
 
-# typer has carried its own copy of click since 0.25; the base class is found from a name that both have.
-_UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+# typer has carried its own copy of click since 0.25; the base class is found from a name that both have. The type says
+# BadParameter, as the base class has no name of its own in typer; both have format_message.
+_UsageProblem = cast(
+    "type[typer.BadParameter]", next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -133,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
-def _bad_value(error: Exception, words: list[str]) -> str:
+def _bad_value(error: typer.BadParameter, words: list[str]) -> str:
     """The value of the option that a usage error complains about, for messages that leave it out."""
     options = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
     for word, following in zip(words, [*words[1:], ""], strict=True):

@@ -30,7 +30,7 @@ _PIPELINES = {
     "ForMaskedLM": "fill-mask",
     "ForCausalLM": "text-generation",
 }
-_EMPTY = (None, {}, [], "")
+_EMPTY: tuple[Any, ...] = (None, {}, [], "")
 _AUTO = {"LMHeadModel": "AutoModelForCausalLM", "Model": "AutoModel"}
 
 

@@ -76,7 +76,7 @@ def push_to_hub(
     from .card import render_card
 
     config = getattr(model, "config", None)
-    if not isinstance(getattr(config, "attn_ext", None), dict):
+    if config is None or not isinstance(getattr(config, "attn_ext", None), dict):
         raise AttnExtError(f"{type(model).__name__} is not a converted model; call hf_attn_ext.convert first")
     check_repo_id(repo_id)
     with tempfile.TemporaryDirectory(prefix="attn-ext-push-") as folder:
@@ -127,7 +127,7 @@ def _upload(
     folder: Path, repo_id: str, files: list[UploadFile], private: bool | None, token: str | None, message: str
 ) -> PushResult:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     api = HfApi(token=token, library_name="hf_attn_ext")
     try:
@@ -139,12 +139,14 @@ def _upload(
             for name in api.list_repo_files(repo_id)
             if name not in kept and any(fnmatch.fnmatch(name, pattern) for pattern in WEIGHTS_PATTERNS)
         )
-        operations = [CommitOperationAdd(file.path, folder / file.path) for file in files]
-        operations += [CommitOperationDelete(name) for name in stale]
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
+            *(CommitOperationAdd(file.path, folder / file.path) for file in files),
+            *(CommitOperationDelete(name) for name in stale),
+        ]
         commit = api.create_commit(repo_id, operations, commit_message=message)
     except (HfHubHTTPError, LocalTokenNotFoundError) as error:
         raise AttnExtError(_refusal(error, repo_id, api.endpoint)) from error
-    except (OfflineModeIsEnabled, RuntimeError, *_network_errors()) as error:
+    except _upload_errors() as error:
         # An upload thread's failure arrives as a RuntimeError whose cause says what happened.
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         raise AttnExtError(
@@ -153,11 +155,12 @@ def _upload(
     return PushResult(repo_id, files, dry_run=False, url=commit.commit_url, removed=stale)
 
 
-def _network_errors() -> tuple[type[BaseException], ...]:
-    """The connection errors of whichever HTTP client this huggingface_hub uses; all of them derive from these."""
-    kinds: list[type[BaseException]] = [ConnectionError, TimeoutError]
+def _upload_errors() -> tuple[type[Exception], ...]:
+    """The errors of an upload that got no answer, those of this huggingface_hub's HTTP client among them."""
     from huggingface_hub import utils
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
+    kinds: list[type[Exception]] = [OfflineModeIsEnabled, RuntimeError, ConnectionError, TimeoutError]
     session = utils.get_session()
     module = __import__(type(session).__module__.split(".")[0])
     for name in ("TransportError", "RequestException"):

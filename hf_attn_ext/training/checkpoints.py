@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -121,7 +121,9 @@ class CheckpointStore:
 
 
 def _random_states() -> dict[str, Any]:
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    # get_state returns this tuple unless legacy=False is given
+    state = cast("tuple[str, np.ndarray, int, int, float]", np.random.get_state())
+    kind, keys, position, has_gauss, gauss = state
     states: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),

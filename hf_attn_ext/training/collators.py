@@ -107,7 +107,9 @@ class MaskCollator:
         if not texts:
             raise AttnExtError("a batch needs at least one text, got none")
         width = max(self.fewest_tokens, self._least(), *map(len, texts))
-        width = self.max_length if self.pad_to_max_length else width
+        if self.pad_to_max_length:
+            assert self.max_length is not None  # the constructor has checked it
+            width = self.max_length
         ids = torch.full((len(texts), width), self.pad_id, dtype=torch.int64)
         real = torch.zeros(len(texts), width, dtype=torch.bool)
         for row, text in enumerate(texts):
@@ -143,11 +145,12 @@ class MaskCollator:
             )
         found = [one for layer in masks for one in (layer if isinstance(layer, list) else [layer])]
         kinds = [(one.name, dict(one.options)) if isinstance(one, MaskSpec) else one for one in found]
-        options = next((dict(kind[1]) for kind in kinds if kind is not None and kind[0] == self.mask_name), None)
-        if options is None:
+        same = [dict(kind[1]) for kind in kinds if kind is not None and kind[0] == self.mask_name]
+        if not same:
             raise AttnExtError(
                 f"{type(model).__name__} has another mask than {self.mask_name!r}; call hf_attn_ext.set_mask({call})"
             )
+        options = same[0]
         self._only_length = options.pop("n", None)
         for name, value in given.items():
             if options.get(name, self._defaults().get(name)) != value:

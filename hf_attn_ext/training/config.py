@@ -17,6 +17,8 @@ from hf_attn_ext._util.settings import from_mapping, load_settings
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError, suggest
 
+Task = Literal["classification", "regression", "language_modeling"]
+
 
 @dataclasses.dataclass
 class ModelConfig:
@@ -80,7 +82,7 @@ class DataConfig:
     text_pair_column: str | None = None
     label_column: str = "label"
     group_column: str | None = None
-    task: Literal["auto", "classification", "regression", "language_modeling"] = "auto"
+    task: Literal["auto", Task] = "auto"
     labels: list[str] | None = None
     metric: str | None = None
     max_length: int = 128

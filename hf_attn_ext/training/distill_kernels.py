@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from hf_attn_ext.config import AttnExtConfig
 from hf_attn_ext.errors import AttnExtError, short
@@ -26,12 +27,12 @@ class KernelDistillation:
         losses: the loss of each step; see :func:`hf_attn_ext.integration.linear.transfer.transfer`.
     """
 
-    model: nn.Module
+    model: PreTrainedModel
     losses: list[float]
 
 
 def distill_kernels(
-    model: nn.Module,
+    model: PreTrainedModel,
     texts_or_batches: Iterable[str] | Iterable[Mapping[str, Tensor]],
     tokenizer: Any = None,
     steps: int = 100,
@@ -82,7 +83,7 @@ def distill_kernels(
 def _batches(given: Any, tokenizer: Any, batch_size: int, max_length: int | None) -> Sequence[Mapping[str, Tensor]]:
     if not isinstance(given, Iterable):
         raise AttnExtError(f"texts_or_batches must be texts, or dictionaries with input_ids, got {short(given)}")
-    items = [given] if isinstance(given, (str, Mapping)) else list(given)
+    items: list[Any] = [given] if isinstance(given, (str, Mapping)) else list(given)
     if not items:
         raise AttnExtError("there are no texts or batches to learn from; give at least one")
     if all(isinstance(item, Mapping) and "input_ids" in item for item in items):

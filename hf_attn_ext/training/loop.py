@@ -30,7 +30,10 @@ class Stage(Protocol):
 
     name: str
     peaks: list[float]  # the peak learning rate of each of the optimizer's groups
-    optimizer: torch.optim.Optimizer
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the stage's parameters."""
 
     def units(self, batch: Batch) -> int:
         """Return how many queries or examples the batch's losses are summed over."""

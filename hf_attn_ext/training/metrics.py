@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -17,7 +18,8 @@ from sklearn import metrics as sklearn_metrics
 from hf_attn_ext.errors import AttnExtError, suggest
 from hf_attn_ext.training.data.labels import LANGUAGE
 
-Metric = Callable[[np.ndarray, np.ndarray], float]
+# of labels (an array, or None for language modelling) and predictions
+Metric = Callable[[Any, np.ndarray], float]
 
 
 def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
@@ -132,6 +134,7 @@ def _resampled(
             name: np.array([metric(None if labels is None else labels[rows], predictions[rows]) for rows in draws])
             for name, metric in metrics_of(task).items()
         }
+    assert labels is not None  # a classification task has labels
     classes = int(max(labels.max(), predictions.max())) + 1
     cells = labels * classes + predictions
     counts = np.stack([np.bincount(cells[rows], minlength=classes**2) for rows in draws])

@@ -15,6 +15,7 @@ import torch
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import broadcast, set_seed
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from hf_attn_ext._util.files import new_folder, read_json, remove_folder, write_json
@@ -112,7 +113,7 @@ class _Run:
         self.kernel = dataclasses.replace(config.kernel, seed=config.kernel.seed + config.seed)
         with self.accelerator.main_process_first():  # one process reads the files, the others its cache
             self.data, texts = load_texts(config)
-        self.task = self.data.labels.task
+        self.task = self.data.task_labels.task
         self.metric = task_metrics.main_metric(self.task, config.data.metric, config.data.path or "")
         self.language = self.task == LANGUAGE
         self.tokenizer = load_tokenizer(config.model)
@@ -266,13 +267,13 @@ class _Run:
     # -- what phases share -----------------------------------------------------------------------------------------
 
     def train_task(
-        self, name: str, model: nn.Module, config: TaskConfig
-    ) -> tuple[nn.Module, dict[str, torch.Tensor], dict[str, float]]:
+        self, name: str, model: PreTrainedModel, config: TaskConfig
+    ) -> tuple[PreTrainedModel, dict[str, torch.Tensor], dict[str, float]]:
         """Fine-tune ``model``; return it, its whole state dict, and the best validation metrics."""
         if self.config.model.activation_checkpointing:
             # Transformers renamed it; the old name is removed in its next major release
-            old = getattr(model, "gradient_checkpointing_enable", None)
-            getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
+            new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+            getattr(model, new if hasattr(model, new) else old)({"use_reentrant": False})
         maps = [] if name == "teacher" else [layer.feature_map for layer in converted_layers(model)]
         follows = self.language and name != "teacher" and self.config.stage2.distillation > 0
         stage = TaskStage(
@@ -304,18 +305,18 @@ class _Run:
         model, state = stage.release()
         return model, state, held_out
 
-    def load_teacher(self, fresh: bool = False) -> nn.Module:
+    def load_teacher(self, fresh: bool = False) -> PreTrainedModel:
         """Return the teacher as it goes into conversion (``fresh``: into its own fine-tuning)."""
         set_seed(self.config.seed)  # a new head is the same each time
         return self.teacher.load(None if fresh or not self.steps["teacher"] else self.folder.teacher)
 
-    def load_model(self, phase: str) -> nn.Module:
+    def load_model(self, phase: str) -> PreTrainedModel:
         return auto_class(self.task).from_pretrained(self.folder.weights(phase), dtype=torch.float32)
 
-    def load_final(self) -> nn.Module:
+    def load_final(self) -> PreTrainedModel:
         return self.load_model("stage2")
 
-    def save(self, model: nn.Module, target: Path, state: dict[str, torch.Tensor] | None = None) -> None:
+    def save(self, model: PreTrainedModel, target: Path, state: dict[str, torch.Tensor] | None = None) -> None:
         if self.accelerator.is_main_process:
             with new_folder(target) as folder:
                 model.save_pretrained(folder, state_dict=state)
@@ -327,7 +328,7 @@ class _Run:
             map_files.save_maps(self.folder.weights(phase), model, scales)
         self.accelerator.wait_for_everyone()
 
-    def load_maps(self, phase: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    def load_maps(self, phase: str) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
         """Return the converted model with the feature maps of ``phase``, and the output scales."""
         model = convert(self.load_teacher(), self.kernel)
         return model, map_files.load_maps(self.folder.weights(phase), model)

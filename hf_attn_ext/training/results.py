@@ -46,10 +46,11 @@ def collect(
         steps: steps of each trained phase.
         tokens: predicted tokens of each split, for language modelling.
     """
+    labels = data.task_labels
     order = [name for name in TITLES if name in phases]
     report: dict[str, Any] = {
         "base_model": config.model.name,
-        "task": data.labels.task,
+        "task": labels.task,
         "metric": metric,
         "scores": {name: phases[name]["scores"] for name in order},
         "standard_errors": {name: phases[name].get("standard_errors") for name in order},
@@ -62,7 +63,7 @@ def collect(
             "train": len(data.train),
             "validation": len(data.validation),
             "test": len(data.test) if data.reported_on == "test" else 0,
-            "labels": data.labels.names,
+            "labels": labels.names,
             **({"tokens": dict(tokens)} if tokens else {}),
         },
         "seed": config.seed,
@@ -93,10 +94,11 @@ def _gap(scores: Mapping[str, Any], folder: RunFolder, data: TaskData, metric: s
     result = {"gap": gap, "gap_metric": name, "gap_closed": closed / gap if gap else None}
     if not lower:
         result["share_of_teacher"] = student / teacher if teacher else None
-    if name in task_metrics.metrics_of(data.labels.task):
-        error = task_metrics.difference_error(
-            data.test.labels, folder.logits("teacher"), folder.logits("control"), data.labels.task, name
-        )
+    task = data.task_labels.task
+    if name in task_metrics.metrics_of(task):
+        first, second = folder.logits("teacher"), folder.logits("control")
+        assert first is not None and second is not None  # written with the scores
+        error = task_metrics.difference_error(data.test.labels, first, second, task, name)
         result["gap_standard_error"] = error
         result["gap_is_clear"] = gap > 2 * error
     return result

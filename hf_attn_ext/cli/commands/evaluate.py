@@ -10,7 +10,7 @@ import typer
 from hf_attn_ext.errors import AttnExtError
 
 if TYPE_CHECKING:
-    from hf_attn_ext.training.config import DataConfig
+    from hf_attn_ext.training.config import DataConfig, Task
     from hf_attn_ext.training.data.encoding import EncodedSplit
 
 
@@ -94,7 +94,7 @@ def evaluate(
         write_json(out, {"model": model, "data": data, "examples": examples, **scores})
 
 
-def _task_of(model: Any, name: str) -> str:
+def _task_of(model: Any, name: str) -> Task:
     from hf_attn_ext.training.data.labels import LANGUAGE
     from hf_attn_ext.training.stages.teacher import is_language_model
 
@@ -132,7 +132,7 @@ def _labelled(config: DataConfig, model: Any, tokenizer: Any, file: bool) -> tup
     # A file may lack a class; a data set of the hub names its own, perhaps in another order than the model.
     config = dataclasses.replace(config, labels=names if file and len(names) > 1 else None)
     task = load_task_data(config)
-    order = match_teacher(task.labels, dict(enumerate(names)))
+    order = match_teacher(task.task_labels, dict(enumerate(names)))
     examples = task.validation
     if len(names) > 1:
         examples.labels = np.asarray(order)[examples.labels]

@@ -33,7 +33,7 @@ def load_texts(config: DistillConfig) -> tuple[TaskData, TaskData | None]:
     if config.stage1_data is None:
         return data, None
     stage1 = config.stage1_data
-    if data.labels.task == LANGUAGE:
+    if data.task_labels.task == LANGUAGE:
         stage1 = dataclasses.replace(stage1, task=LANGUAGE)
     return data, load_task_data(stage1, labelled=False, where="stage1_data")
 
@@ -52,7 +52,7 @@ def encode_all(config: DistillConfig, data: TaskData, texts: TaskData | None, to
         texts: those of stage 1, where they are others.
         tokenizer: the model's.
     """
-    language = data.labels.task == LANGUAGE
+    language = data.task_labels.task == LANGUAGE
 
     def task_split(split: Split) -> EncodedSplit:
         length = config.data.max_length

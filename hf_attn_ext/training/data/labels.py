@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Final
 
 import numpy as np
 
 from hf_attn_ext.errors import AttnExtError, suggest
+from hf_attn_ext.training.config import Task
 
-LANGUAGE = "language_modeling"
+LANGUAGE: Final = "language_modeling"
 
 
 @dataclasses.dataclass
@@ -24,7 +25,7 @@ class Labels:
         generic: the names are the numbers found in the data, because nobody named the classes.
     """
 
-    task: Literal["classification", "regression", "language_modeling"]
+    task: Task
     names: list[str]
     generic: bool = False
 

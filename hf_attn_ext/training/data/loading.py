@@ -51,7 +51,7 @@ class Split:
             return None if values is None else [values[row] for row in rows]
 
         labels = None if self.labels is None else self.labels[rows]
-        return Split(pick(self.texts), pick(self.pairs), labels, pick(self.groups))
+        return Split([self.texts[row] for row in rows], pick(self.pairs), labels, pick(self.groups))
 
 
 @dataclasses.dataclass
@@ -66,6 +66,12 @@ class TaskData:
     test: Split
     labels: Labels | None
     name: str
+
+    @property
+    def task_labels(self) -> Labels:
+        """``labels`` of data that were loaded for a task, not as plain texts."""
+        assert self.labels is not None, f"{self.name!r} was loaded without labels"
+        return self.labels
 
     @property
     def reported_on(self) -> str:

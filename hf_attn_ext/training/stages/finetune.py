@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from hf_attn_ext.errors import AttnExtError
 from hf_attn_ext.integration.base_models.evaluation import evaluating
@@ -87,6 +88,7 @@ def score_logits(logits: np.ndarray, labels: np.ndarray | None, task: str) -> di
         raise AttnExtError("the model's logits are not finite")
     if task == LANGUAGE:
         return task_metrics.compute(None, logits, task)
+    assert labels is not None  # the other tasks have labels
     loss = float(task_loss(torch.from_numpy(logits).double(), torch.from_numpy(labels), task)) / len(labels)
     return {**task_metrics.compute(labels, logits, task), "loss": loss}
 
@@ -132,7 +134,7 @@ class TaskStage:
     def __init__(
         self,
         name: str,
-        model: nn.Module,
+        model: PreTrainedModel,
         config: TaskConfig,
         task: str,
         metric: str,
@@ -216,6 +218,7 @@ class TaskStage:
     def _follow_teacher(self, logits: Tensor, batch: Batch) -> Tensor:
         """The distance from the teacher's logits, summed over examples or predicted tokens."""
         if self.teacher is None:
+            assert self.teacher_logits is not None  # the constructor has checked it
             teacher = self.teacher_logits[batch["index"].cpu()].to(logits.device)
             return distillation_loss(logits, teacher, self.task, self.temperature)
         with torch.no_grad(), self.accelerator.autocast():
@@ -254,7 +257,7 @@ class TaskStage:
         """Restore what :meth:`save_state` wrote."""
         self.accelerator.load_state(str(folder))
 
-    def release(self) -> tuple[nn.Module, dict[str, Tensor]]:
+    def release(self) -> tuple[PreTrainedModel, dict[str, Tensor]]:
         """Return the plain model and its whole state dict, and release the wrappers."""
         state = self.accelerator.get_state_dict(self.model)
         model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 
 from hf_attn_ext.errors import AttnExtError
@@ -73,7 +74,7 @@ class Teacher:
     head_trained: bool
     task: str
 
-    def load(self, folder: Path | None = None) -> torch.nn.Module:
+    def load(self, folder: Path | None = None) -> PreTrainedModel:
         """Return the model in float32, from ``folder`` (fine-tuned here) or from where the configuration says.
 
         A new head is drawn from torch's global generator: seed it before.
@@ -121,7 +122,7 @@ def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teache
         for field, value in base_config.to_dict().items():
             if "dropout" in field and isinstance(value, float):
                 setattr(base_config, field, config.dropout)
-    labels = data.labels
+    labels = data.task_labels
     architectures = base_config.architectures or []
     if labels.task == LANGUAGE:
         tied = bool(architectures) and bool(getattr(base_config, "tie_word_embeddings", False))
@@ -133,9 +134,9 @@ def open_teacher(config: ModelConfig, data: TaskData, max_length: int) -> Teache
 
 def _align_classes(base_config: PreTrainedConfig, data: TaskData, head_trained: bool) -> None:
     """Renumber the data's labels to a trained head's classes, or give a new head the data's classes."""
-    labels = data.labels
+    labels = data.task_labels
     if head_trained:
-        order = match_teacher(labels, {int(i): str(label) for i, label in base_config.id2label.items()})
+        order = match_teacher(labels, {int(i): str(label) for i, label in (base_config.id2label or {}).items()})
         if order != list(range(len(order))):
             for split in {id(s): s for s in (data.train, data.validation, data.test)}.values():
                 split.labels = torch.tensor(order)[torch.from_numpy(split.labels)].numpy()
@@ -153,7 +154,7 @@ def is_language_model(class_name: str) -> bool:
     return class_name.endswith(("LMHeadModel", "ForCausalLM"))
 
 
-def check_causal(model: torch.nn.Module, name: str) -> None:
+def check_causal(model: PreTrainedModel, name: str) -> None:
     """Raise AttnExtError for a model that is not causal: its perplexity would mean nothing."""
     modules = [module for _, module in attention_modules(model)]
     if modules and not any(map(is_causal, modules)):

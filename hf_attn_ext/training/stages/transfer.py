@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ Batch = dict[str, Tensor]
 
 def evaluate_transfer(
     model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator | None = None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Measure how close the kernels come to softmax attention, layer by layer, in :func:`.softmax_stream`.
 
     Args:
@@ -56,6 +57,7 @@ def evaluate_transfer(
             with_entropy=True,
             causal=call.causal,
         )
+        assert losses.entropy is not None  # asked for
         parts = (losses.cross_entropy - losses.entropy, losses.squared_error, losses.squared_norm)
         for row, part in zip(sums[call.name], parts, strict=True):
             row += part.sum((0, 2), dtype=row.dtype)
@@ -182,7 +184,7 @@ class TransferStage:
         config = self.config
         index, mask = self._queries(batch, step)
         full = bool(batch["attention_mask"].all())  # packed sequences need none of the masking
-        sums = {"loss": 0.0, "cross_entropy": 0.0, "output_error": 0.0}
+        sums = dict.fromkeys(("loss", "cross_entropy", "output_error"), torch.zeros((), device=self.accelerator.device))
 
         def learn(call: AttentionCall) -> None:
             if full:
@@ -196,7 +198,7 @@ class TransferStage:
             loss = config.cross_entropy * entropy + config.output_error * error
             # per head and layer, so that the numbers don't depend on the model's size
             for name, value in (("loss", loss), ("cross_entropy", entropy), ("output_error", error)):
-                sums[name] += value / self.heads
+                sums[name] = sums[name] + value / self.heads
 
         with torch.no_grad():
             run_softmax_stream(self.model, batch, learn, self.accelerator.autocast())
@@ -219,15 +221,17 @@ class TransferStage:
 
     def finish_gradients(self, max_norm: float) -> None:
         """Complete the gradients of a step: sum over processes where needed, then clip."""
+        gradients = []
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
         if self.accelerator.num_processes > 1:
-            flat = torch.cat([parameter.grad.reshape(-1) for parameter in self.parameters])
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             flat = self.accelerator.reduce(flat, reduction="sum")
-            sizes = [parameter.numel() for parameter in self.parameters]
-            for parameter, part in zip(self.parameters, flat.split(sizes), strict=True):
-                parameter.grad.copy_(part.view_as(parameter))
+            sizes = [gradient.numel() for gradient in gradients]
+            for gradient, part in zip(gradients, flat.split(sizes), strict=True):
+                gradient.copy_(part.view_as(gradient))
         if max_norm > 0:
             nn.utils.clip_grad_norm_(self.parameters, max_norm)
 
