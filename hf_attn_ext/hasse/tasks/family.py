@@ -109,7 +109,10 @@ def derive(spec: MaskSpec) -> MaskSpec:
         if nodes.setdefault(positions.pop(), node) != node:
             raise AttnExtError(f"{spec.title}: two nodes stand for one position: {nodes}")
     if sorted(nodes) != list(range(len(spec))):
-        raise AttnExtError(f"{spec.title}: the task family gives {len(nodes)} positions, but the mask has {len(spec)}")
+        raise AttnExtError(
+            f"{spec.title}: the task family names the positions {short(sorted(nodes))}, "
+            f"but the mask has positions 0 to {len(spec) - 1}"
+        )
     joint = joint.permuted([nodes[position] for position in range(len(spec))])
     return MaskSpec.from_mask(
         joint.mask,

@@ -105,7 +105,11 @@ def test_a_family_that_does_not_fit_its_layout_is_found():
             places if family is not split else places[1:],
         )
     spec = masks.causal(2)
-    for family, said in ((split, "one node stands for"), (merged, "two nodes stand for"), (short, "are laid out")):
+    for family, said in (
+        (split, "one node stands for"),
+        (merged, "two nodes stand for"),
+        (short, "but the mask has positions 0 to 1"),
+    ):
         with pytest.raises(AttnExtError, match=said):
             derive(dataclasses.replace(spec, task_family=lambda family=family: family))
     with pytest.raises(AttnExtError, match="no task family"):

@@ -109,7 +109,7 @@ def test_a_folded_model_trains():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: tiny.tiny_model(BertModel), "needs a converted model itself.*BertModel"),
+        (lambda: tiny.tiny_model(BertModel), "needs a converted model that is not wrapped.*BertModel"),
         (lambda: converted(LlamaModel), "LlamaModel of model type 'llama' cannot be folded.*rotary"),
         (lambda: esm("rotary"), "EsmModel of model type 'esm' cannot be folded.*rotary.*scaled; fold knows bert"),
         (lambda: esm("absolute"), "EsmModel of model type 'esm' cannot be folded"),
